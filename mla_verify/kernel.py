@@ -1,0 +1,96 @@
+"""What is registered about a kernel under test: how to call it, and everything it declares about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from strategies.limits import Limits
+
+__all__ = ["PRECONDITIONS", "VALIDATIONS", "Arithmetic", "Kernel", "KnownDeviation", "Unavailable"]
+
+PRECONDITIONS: Final = (
+    "finite_unused_slots",
+    "valid_table_tails",
+    "contiguous_x",
+    "contiguous_w_uv",
+    "contiguous_out",
+    "contiguous_q",
+    "contiguous_o",
+    "contiguous_lse",
+    "contiguous_tables",
+    "contiguous_cache",
+    "aligned_16",
+    "zeroed_workspace",
+)
+VALIDATIONS: Final = ("shapes", "dtypes", "overlap", "tables")
+
+
+class Unavailable(RuntimeError):
+    """The kernel cannot run here; the message says what is missing, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """How a kernel computes, as far as rounding goes. The bound follows it; the defaults come first."""
+
+    accumulate: Literal["fp32"] = "fp32"
+    multiply: Literal["exact", "tf32"] = "exact"
+    probabilities: Literal["input dtype", "fp32"] = "input dtype"
+    partials: Literal["fp32", "output dtype"] = "fp32"
+    subnormals: Literal["kept", "flushed"] = "kept"
+    normalise: Literal["any", "division"] = "any"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDeviation:
+    """A deviation that is reported, never hidden.
+
+    clause: the clause that does not hold; problems: for which problems; reason: why, for a person; issue: where it
+    is reported upstream. quarantine: such problems are not launched at all.
+    """
+
+    clause: str
+    problems: Callable[[Any], bool]
+    reason: str
+    issue: str = ""
+    quarantine: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel under test and its declarations (docs/design.md, "Declarations").
+
+    load: returns the callable; imports what it needs, raises `Unavailable` with the reason where it cannot.
+    prepare: called once per problem with the same keyword arguments; what it returns comes back as `state=`. Tensors
+        under the key "workspace" of a mapping it returns are poisoned before every run like any secret.
+    limits: what may be drawn; None leaves everything free.
+    baseline: the registered name of the form that this kernel replaced. The contract's own zero-filled copy is always
+        compared as well.
+    in_process: run in this process even where a sandbox could be used.
+    allocations: how many pieces of memory one call may allocate; None declares nothing.
+    source_files: files besides the callable's own whose change means that the kernel changed.
+    """
+
+    name: str
+    contract: str
+    load: Callable[[], Callable[..., Any]]
+    prepare: Callable[..., Any] | None = None
+    summary: str = ""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    limits: Limits | None = None
+    deterministic: bool = True
+    arithmetic: Arithmetic = Arithmetic()
+    preconditions: tuple[str, ...] = ()
+    validates: tuple[str, ...] = ()
+    empty_rows: Literal["zero", "unspecified"] = "zero"
+    empty_lse: Literal["-inf", "+inf", "unspecified"] = "-inf"
+    padding_rows: Literal["untouched", "written", "zero", "unspecified"] = "untouched"
+    known_deviations: tuple[KnownDeviation, ...] = ()
+    baseline: str | None = None
+    in_process: bool = False
+    allocations: int | None = None
+    source_files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())  # shown beside the verdict, such as "stage 1 modelled"
+

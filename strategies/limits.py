@@ -1,0 +1,56 @@
+"""What a kernel leaves to draw: sets and ceilings that the strategies obey by construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["DecodeLimits", "Limits", "UpProjectionLimits"]
+
+_FLOATS = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpProjectionLimits:
+    """Limits of an up-projection kernel. A tuple lists the values that may be drawn; None leaves them free.
+
+    `flat_rows`: heads of `out` must be adjacent (only its row stride may vary). `packed`: names of tensors that must
+    be contiguous (of x, w_uv, out). `aligned`: tensors begin at 16-byte boundaries.
+    """
+
+    dtypes: tuple[str, ...] = _FLOATS
+    num_heads: tuple[int, ...] | None = None
+    kv_lora_rank: tuple[int, ...] | None = None
+    v_head_dim: tuple[int, ...] | None = None
+    max_num_tokens: int | None = None
+    flat_rows: bool = False
+    packed: frozenset[str] = field(default_factory=frozenset[str])
+    aligned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLimits:
+    """Limits of a decode kernel. A tuple lists the values that may be drawn; None leaves them free.
+
+    `uniform_q`: all requests have equally many query rows. `lse`: "optional", "never" (the kernel has none) or
+    "always". `packed`: names of tensors that must be contiguous (of q, o, lse, tables, cache). `aligned`: tensors
+    begin at 16-byte boundaries. `empty_requests`: whether requests without keys may be drawn.
+    """
+
+    dtypes: tuple[str, ...] = _FLOATS
+    num_heads: tuple[int, ...] | None = None
+    kv_lora_rank: tuple[int, ...] | None = None
+    qk_rope_head_dim: tuple[int, ...] | None = None
+    page_sizes: tuple[int, ...] | None = None
+    max_batch: int | None = None
+    max_q_len: int | None = None
+    uniform_q: bool = False
+    max_kv_len: int | None = None
+    max_num_kv_splits: int | None = None
+    empty_requests: bool = True
+    padding_rows: bool = True
+    lse: str = "optional"
+    packed: frozenset[str] = field(default_factory=frozenset[str])
+    aligned: bool = False
+
+
+Limits = UpProjectionLimits | DecodeLimits
