@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from strategies.limits import Limits
+from strategies.limits import DecodeLimits, Limits, UpProjectionLimits
 
-__all__ = ["PRECONDITIONS", "VALIDATIONS", "Arithmetic", "Kernel", "KnownDeviation", "Unavailable"]
+__all__ = [
+    "LIMITS",
+    "PRECONDITIONS",
+    "VALIDATIONS",
+    "Arithmetic",
+    "Kernel",
+    "KnownDeviation",
+    "Unavailable",
+    "limits_of",
+]
+
+LIMITS: Final[dict[str, type[UpProjectionLimits | DecodeLimits]]] = {
+    "up-projection": UpProjectionLimits,
+    "decode": DecodeLimits,
+}
 
 PRECONDITIONS: Final = (
     "finite_unused_slots",
@@ -94,3 +108,13 @@ class Kernel:
     source_files: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # shown beside the verdict, such as "stage 1 modelled"
 
+
+
+def limits_of(kernel: Kernel) -> Limits:
+    """What may be drawn for a kernel: its limits, less what its preconditions take away."""
+    limits = kernel.limits or LIMITS[kernel.contract]()
+    packed = frozenset(
+        word.removeprefix("contiguous_") for word in kernel.preconditions if word.startswith("contiguous_")
+    )
+    aligned = limits.aligned or "aligned_16" in kernel.preconditions
+    return replace(limits, packed=limits.packed | packed, aligned=aligned)

@@ -1,0 +1,31 @@
+"""What goes wrong outside a kernel: a wrong request, in the user's words, and the exit code it ends with."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+from mla_verify.kernel import Unavailable
+
+__all__ = ["ExitCode", "Unavailable", "UsageError"]
+
+
+class ExitCode(IntEnum):
+    """What a command ends with. Of several, the first of USAGE, VIOLATION, UNAVAILABLE, HOLDS counts."""
+
+    HOLDS = 0
+    VIOLATION = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+
+    @classmethod
+    def of_several(cls, codes: list[ExitCode]) -> ExitCode:
+        """The one code that stands for several kernels' codes."""
+        order = (cls.USAGE, cls.VIOLATION, cls.UNAVAILABLE)
+        return next((code for code in order if code in codes), cls.HOLDS)
+
+
+class UsageError(Exception):
+    """The request cannot be carried out as it stands. The message says what, got, wanted and how to mend it."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.USAGE

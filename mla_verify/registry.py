@@ -1,0 +1,237 @@
+"""Which kernels there are: what `register` collects, and how a name or a path on the command line finds one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+from mla_verify.errors import UsageError
+from mla_verify.kernel import LIMITS, PRECONDITIONS, VALIDATIONS, Kernel
+from sanitizer.finding import CLAUSES
+
+__all__ = ["add", "check_signature", "register", "registered", "resolve"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+# What a kernel of each contract is called with, beside `state` where it has a `prepare`.
+ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
+    "up-projection": ("x", "w_uv", "out"),
+    "decode": (
+        "q",
+        "kv_buffer",
+        "o",
+        "lse",
+        "qo_indptr",
+        "kv_indptr",
+        "kv_indices",
+        "kv_last_page_lens",
+        "block_table",
+        "seq_lens",
+        "page_size",
+        "max_seqlen_q",
+        "sm_scale",
+        "num_kv_splits",
+    ),
+}
+
+_KERNELS: dict[str, Kernel] = {}
+_OF_CALLABLE: dict[int, Kernel] = {}  # id of a decorated callable → its registration
+_SHIPPED: Final = ("mla_verify.kernels.shipped", "mla_verify.kernels.vllm_adapters")
+_REGISTRATION_FIELDS: Final = frozenset(field.name for field in fields(Kernel)) - {"name", "contract", "load", "limits"}
+
+
+def add(kernel: Kernel) -> Kernel:
+    """Put a kernel into the registry, after checking its declarations. A name can be taken once."""
+    _check_declarations(kernel)
+    other = _KERNELS.get(kernel.name)
+    if other is not None and other is not kernel:
+        raise UsageError(f"two kernels are called {kernel.name!r}; give one of them another name")
+    _KERNELS[kernel.name] = kernel
+    return kernel
+
+
+def register(
+    *, contract: str, name: str | None = None, registry: bool = True, **declarations: Any
+) -> Callable[[_F], _F]:
+    """Declare the decorated callable a kernel under test; it is returned unchanged.
+
+    contract: "up-projection" or "decode". name: what reports call it (its own name where None).
+    declarations: fields of `Kernel` (deterministic, preconditions, empty_rows, known_deviations, …) and of the
+    contract's limits (dtypes, page_sizes, max_q_len, uniform_q, …). Raises UsageError for one that does not exist.
+    """
+
+    def decorate(function: _F) -> _F:
+        kernel = _kernel_of(function, name or function.__name__, contract, declarations)
+        _OF_CALLABLE[id(function)] = kernel
+        if registry:
+            add(kernel)
+        return function
+
+    return decorate
+
+
+def registered() -> tuple[Kernel, ...]:
+    """Every registered kernel, by name; imports the modules that ship kernels (not the libraries behind them)."""
+    for module in _SHIPPED:
+        importlib.import_module(module)
+    return tuple(_KERNELS[name] for name in sorted(_KERNELS))
+
+
+def resolve(target: str, *, contract: str | None = None) -> Kernel:
+    """Find a kernel by registered name, `module:callable` or `file.py:callable`.
+
+    Only the last two import anything, and only what the caller named. Raises UsageError in the caller's words.
+    """
+    if contract is not None and contract not in LIMITS:
+        raise UsageError(f"unknown contract {contract!r}; there are {' and '.join(LIMITS)}")
+    where, colon, attribute = target.rpartition(":")
+    if not colon:
+        return _resolve_name(target, contract)
+    if not where or not attribute:
+        raise UsageError(f"{target!r} is no target; write a registered name, module:callable or file.py:callable")
+    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    function = getattr(module, attribute, None)
+    if function is None:
+        names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+        raise UsageError(f"{where} has no {attribute!r}; it has {', '.join(names) or 'no public callable'}")
+    if isinstance(function, Kernel):
+        return function
+    known = _OF_CALLABLE.get(id(function))
+    if known is not None:
+        if contract not in (None, known.contract):
+            raise UsageError(f"{target} is registered for the contract {known.contract!r}, not {contract!r}")
+        return known
+    if not callable(function):
+        raise UsageError(f"{target} is {type(function).__name__}, not a callable")
+    if contract is None:
+        raise UsageError(f"{target} is not registered: say which contract it keeps, --contract {' or '.join(LIMITS)}")
+    return _kernel_of(function, attribute, contract, {})
+
+
+def check_signature(function: Callable[..., Any], contract: str, *, name: str, prepared: bool) -> None:
+    """Raise UsageError unless `function` can be called with the contract's keyword arguments."""
+    passed = (*ARGUMENTS[contract], *(("state",) if prepared else ()))
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # built-in functions may have no signature to look at
+        return
+    takes_rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {
+        parameter.name: parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    foreign = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and (parameter.kind is parameter.POSITIONAL_ONLY or (parameter.name in named and parameter.name not in passed))
+    ]
+    if foreign:
+        raise UsageError(
+            f"{name} takes {', '.join(foreign)}, which the contract {contract!r} does not pass by keyword; "
+            f"it passes {', '.join(passed)}"
+        )
+    missing = [argument for argument in passed if argument not in named]
+    if missing and not takes_rest:
+        raise UsageError(
+            f"{name} does not take {', '.join(missing)}; end its parameters with **_ to leave arguments unused"
+        )
+
+
+def _kernel_of(function: Callable[..., Any], name: str, contract: str, declarations: dict[str, Any]) -> Kernel:
+    """Build a registration from a callable and its flat declarations."""
+    if contract not in LIMITS:
+        raise UsageError(f"{name}: unknown contract {contract!r}; there are {' and '.join(LIMITS)}")
+    limit_fields = {field.name for field in fields(LIMITS[contract])}
+    limits: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for key, value in declarations.items():
+        if key in limit_fields and key != "padding_rows":  # a limit and a declaration share that word
+            limits[key] = value
+        elif key in _REGISTRATION_FIELDS:
+            rest[key] = tuple(value) if isinstance(value, list) else value
+        else:
+            known = ", ".join(sorted(limit_fields | _REGISTRATION_FIELDS))
+            raise UsageError(f"{name}: there is no declaration {key!r}; there are {known}")
+    check_signature(function, contract, name=name, prepared=rest.get("prepare") is not None)
+    kernel = Kernel(
+        name=name, contract=contract, load=lambda: function, limits=LIMITS[contract](**limits), **rest
+    )
+    _check_declarations(kernel)
+    return kernel
+
+
+def _check_declarations(kernel: Kernel) -> None:
+    """Raise UsageError for a word that is not one of ours."""
+    if kernel.contract not in LIMITS:
+        raise UsageError(f"{kernel.name}: unknown contract {kernel.contract!r}; there are {' and '.join(LIMITS)}")
+    groups = (
+        ("precondition", kernel.preconditions, PRECONDITIONS),
+        ("validates", kernel.validates, VALIDATIONS),
+        ("clause of a known deviation", [known.clause for known in kernel.known_deviations], CLAUSES),
+        ("empty_rows", [kernel.empty_rows], ("zero", "unspecified")),
+        ("empty_lse", [kernel.empty_lse], ("-inf", "+inf", "unspecified")),
+        ("padding_rows", [kernel.padding_rows], ("untouched", "written", "zero", "unspecified")),
+    )
+    for what, words, known in groups:
+        for word in words:
+            if word not in known:
+                raise UsageError(f"{kernel.name}: {what} {word!r} is unknown; there are {', '.join(known)}")
+
+
+def _resolve_name(name: str, contract: str | None) -> Kernel:
+    names = {kernel.name: kernel for kernel in registered()}
+    if name not in names:
+        raise UsageError(f"no kernel is called {name!r}{_close_to(name, list(names))}; `mla-verify list` shows them all")
+    if contract not in (None, names[name].contract):
+        raise UsageError(f"{name} is registered for the contract {names[name].contract!r}, not {contract!r}")
+    return names[name]
+
+
+def _close_to(name: str, names: Sequence[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, names, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _load_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"{name!r} is no module name; write module:callable or file.py:callable")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: a module beside the user is found
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"cannot import {name}: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    name = f"mla_verify_target_{path.stem}_{abs(hash(path.resolve())):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    # Its neighbours import as they would from a script in that folder.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(1, folder)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise UsageError(f"cannot import {path}: {type(error).__name__}: {error}") from error
+    return module
