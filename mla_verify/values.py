@@ -42,7 +42,7 @@ def _integers(words: Words, _dtype: torch.dtype, *, magnitude: int) -> Float32s:
 
 
 def _gaussian(words: Words, _dtype: torch.dtype) -> Float32s:
-    """Nearly normal, deviation 1.15, at most 4: a sum of four 16-bit uniforms, and six more bits behind it."""
+    """Nearly normal, deviation 1.15, at most 4: a sum of four 16-bit uniforms, and six more bits."""
     total = np.zeros(words.shape, np.int64)
     for shift in (0, 16, 32, 48):
         total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64)
