@@ -1,0 +1,76 @@
+"""What `mla-verify check` does: resolves targets, checks them one after the other, prints table or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from mla_verify.check import Progress, check
+from mla_verify.devices import resolve_device
+from mla_verify.errors import ExitCode, UsageError
+from mla_verify.kernel import Kernel, limits_of
+from mla_verify.registry import registered, resolve
+from mla_verify.report import Report, exit_code_of
+from mla_verify.table import console, print_reports
+
+__all__ = ["check_targets"]
+
+
+def check_targets(
+    targets: Sequence[str],
+    *,
+    contract: str | None,
+    device: str,
+    examples: int,
+    seed: int,
+    dtypes: tuple[str, ...],
+    as_json: bool,
+) -> ExitCode:
+    """Check the named kernels (all registered ones where none is named) and print what was found.
+
+    With no names, kernels that are unavailable here are listed and do not count.
+    """
+    resolve_device(device)
+    kernels = [resolve(target, contract=contract) for target in targets] or list(registered())
+    if dtypes:
+        kernels = [_restricted(kernel, dtypes) for kernel in kernels]
+    reports: list[Report] = []
+    for kernel in kernels:
+        with _progress(kernel.name, shown=not as_json and sys.stderr.isatty()) as progress:
+            reports.append(check(kernel, examples=examples, seed=seed, device=device, progress=progress))
+    if as_json:
+        print(json.dumps([report.to_json() for report in reports], indent=2))
+    else:
+        print_reports(reports)
+    counted = reports if targets else [report for report in reports if report.unavailable is None]
+    return exit_code_of(counted)
+
+
+def _restricted(kernel: Kernel, dtypes: tuple[str, ...]) -> Kernel:
+    """The same kernel, asked for some of its dtypes only."""
+    limits = limits_of(kernel)
+    for dtype in dtypes:
+        if dtype not in limits.dtypes:
+            raise UsageError(f"{kernel.name} does not support dtype {dtype!r}; it supports {', '.join(limits.dtypes)}")
+    return replace(kernel, limits=replace(limits, dtypes=dtypes))
+
+
+@contextmanager
+def _progress(name: str, *, shown: bool) -> Iterator[Progress | None]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    if not shown:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console(stderr=True), transient=True, refresh_per_second=8) as bar:
+        task = bar.add_task(name, total=None)
+
+        def tell(done: int, total: int, broken: int) -> None:
+            bar.update(task, completed=done, total=total, description=f"{name}, {broken} broken" if broken else name)
+
+        yield tell

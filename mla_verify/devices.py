@@ -1,0 +1,50 @@
+"""Which device a run uses: the name checked before anything else happens, and one thread on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from mla_verify.errors import UsageError
+
+__all__ = ["device_of_worker", "one_thread", "resolve_device"]
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called `name`. Raises UsageError for a word that is no device and for a device that is absent."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"{name!r} is no device; use cpu, cuda or cuda:N (also for ROCm)") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise UsageError(f"{name!r} is not supported; use cpu, cuda or cuda:N (also for ROCm)")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise UsageError(f"there is no {name} here: torch sees no GPU; use --device cpu")
+    if device.index is not None and device.index >= count:
+        raise UsageError(f"there is no {name} here: torch sees {count} GPU{'s' if count > 1 else ''}")
+    return torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Pin torch to one thread on the CPU: on small tensors the hand-over costs far more than it saves."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def device_of_worker(name: str, worker: str | None) -> str:
+    """The device of one xdist worker ("gw3", or None without xdist): each pins one GPU, by index modulo their count."""
+    if name != "cuda" or worker is None:
+        return name
+    count = torch.cuda.device_count()
+    return f"cuda:{int(worker.removeprefix('gw')) % count}" if count else name

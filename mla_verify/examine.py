@@ -1,0 +1,147 @@
+"""Examines one kernel on one problem: lay it out, audit the memory, judge the values, compare with the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mla_verify.contract import Contract, Expectation, Judgement, Placement
+from mla_verify.economy import measure_allocations
+from mla_verify.kernel import Kernel
+from sanitizer.arena import Arena
+from sanitizer.audit import Audit, audit, audit_refusal
+from sanitizer.finding import Finding
+from sanitizer.secrets import Secret
+from sanitizer.stopwatch import Stopwatch
+
+__all__ = ["Bench", "Examination", "examine"]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Bench:
+    """What is kept between the problems of one run: the loaded kernel, its contract and the arena."""
+
+    kernel: Kernel
+    contract: Contract
+    function: Callable[..., Any]
+    device: torch.device
+    arena: Arena
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What one problem showed. `not_judged` counts elements for which no usable bound exists."""
+
+    findings: tuple[Finding, ...]
+    not_judged: int = 0
+    intercepted: int = 0
+    not_repeated: bool = False
+
+
+def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination:
+    """Run every clause that can be decided on one problem. `economy` adds a profiled run."""
+    watch = bench.stopwatch
+    with watch.phase("place"):
+        placement = bench.contract.place(problem, bench.kernel, bench.device)
+    with watch.phase("fill"):
+        bench.arena.load(placement.tensors)
+    if problem.invalid is not None:
+        return Examination(audit_refusal(_caller(bench, placement, state=None), bench.arena).findings)
+    state: Any = None
+    if bench.kernel.prepare is not None:
+        bench.arena.poison(Secret.A)
+        try:
+            state = bench.kernel.prepare(**bench.arena.tensors(), **placement.arguments)
+        except Exception as error:  # noqa: BLE001 - the kernel's own code runs here; whatever it raises is its refusal
+            detail = f"prepare raised {type(error).__name__} on a valid problem: {_first_line(error)}"
+            return Examination((Finding("refusal", "", 0, detail),))
+    call = _caller(bench, placement, state=state)
+    result = audit(
+        call,
+        bench.arena,
+        deterministic=bench.kernel.deterministic,
+        workspaces=lambda: _workspaces(state),
+        zeroed_workspace="zeroed_workspace" in bench.kernel.preconditions,
+        stopwatch=watch,
+    )
+    findings = list(result.findings)
+    not_judged = 0
+    if result.error is None and result.outputs:
+        judgements = _judge(problem, bench, result)
+        findings += [
+            Finding("agreement", wrong.tensor, int(wrong.wrong.sum()), wrong.detail)
+            for judgement in judgements
+            for wrong in judgement.disagreements
+        ]
+        not_judged = judgements[0].not_judged
+    if economy and bench.kernel.allocations is not None and result.error is None:
+        findings += measure_allocations(call, bench.arena, allowed=bench.kernel.allocations)
+    return Examination(tuple(findings), not_judged, result.intercepted)
+
+
+def _judge(problem: Any, bench: Bench, result: Audit) -> list[Judgement]:
+    """The oracle's and the baseline's opinion of what the kernel computed, in that order."""
+    watch = bench.stopwatch
+    tensors = bench.arena.tensors()  # the inputs as the kernel saw them
+    with watch.phase("oracle"):
+        expectation: Expectation = bench.contract.expect(problem, bench.kernel, tensors)
+    runs = [result.outputs] if bench.kernel.deterministic else list(result.runs)
+    with watch.phase("bound"):
+        judgements = [expectation.judge(outputs, skip=result.blamed) for outputs in runs]
+    if any(judgement.disagreements for judgement in judgements):
+        return judgements  # the oracle has spoken; the baseline could only repeat it
+    with watch.phase("baseline"):
+        baseline = bench.contract.baseline(problem, bench.kernel, tensors)
+        judgements += [expectation.differential(outputs, baseline, skip=result.blamed) for outputs in runs]
+    return judgements
+
+
+def _caller(
+    bench: Bench, placement: Placement, *, state: Any
+) -> Callable[[dict[str, Tensor]], Mapping[str, Tensor] | None]:
+    """A call of the kernel in its convention, telling outputs that it returned from those it was given."""
+    arguments = dict(placement.arguments)
+    if bench.kernel.prepare is not None:
+        arguments["state"] = state
+    function, names = bench.function, bench.contract.outputs
+
+    def call(tensors: dict[str, Tensor]) -> Mapping[str, Tensor] | None:
+        returned = function(**tensors, **arguments)
+        if returned is None:
+            return None
+        pieces = returned if isinstance(returned, tuple) else (returned,)
+        own = {
+            name: piece
+            for name, piece in zip(names, pieces, strict=False)
+            if isinstance(piece, Tensor) and not _is_given(piece, tensors.get(name))
+        }
+        return own or None
+
+    return call
+
+
+def _is_given(piece: Tensor, given: Tensor | None) -> bool:
+    """Whether a returned tensor is the very output that was handed in (kernels often return it for convenience)."""
+    return piece is given or (
+        given is not None
+        and piece.data_ptr() == given.data_ptr()
+        and piece.shape == given.shape
+        and piece.stride() == given.stride()
+    )
+
+
+def _workspaces(state: Any) -> list[Tensor]:
+    """The tensors that a kernel's `prepare` declares as workspace: poisoned before every run."""
+    if not isinstance(state, Mapping) or "workspace" not in state:
+        return []
+    workspace = state["workspace"]
+    return [workspace] if isinstance(workspace, Tensor) else list(workspace)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,77 @@
+"""Registrations of the kernels that come with the suite: both optimised paths and the forms they replaced."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mla_verify.kernel import Arithmetic, Kernel, KnownDeviation
+from mla_verify.kernels import torch_decode, torch_up_projection
+from mla_verify.registry import add
+
+__all__ = ["SHIPPED"]
+
+
+
+
+# torch.bmm(out=) checks inner sizes and dtypes only; the rest it accepts, and computes something else.
+_BMM_ACCEPTS: Final = (
+    KnownDeviation(
+        clause="refusal",
+        problems=lambda problem: problem.invalid in ("out_has_fewer_rows", "out_has_more_rows"),
+        reason="torch.bmm(out=) resizes an output of another size with a mere warning: wrong values, written past the view",
+        issue="vllm-project/vllm#42561",
+    ),
+    KnownDeviation(
+        clause="refusal",
+        problems=lambda problem: problem.invalid in ("out_is_x", "out_shifted_over_x"),
+        reason="torch.bmm(out=) does not check that its output overlaps an input",
+        issue="vllm-project/vllm#42561",
+    ),
+    KnownDeviation(
+        clause="refusal",
+        problems=lambda problem: problem.invalid in ("out_stride_0", "out_rows_overlap"),
+        reason="torch.bmm(out=) does not check that the rows of its output overlap one another",
+        issue="vllm-project/vllm#42561",
+    ),
+)
+
+# The CPU's bf16 product treats subnormals as zero for some shapes (8 of 15 measured); fp16 and fp32 keep them.
+_CPU_BMM: Final = Arithmetic(subnormals="flushed")
+
+SHIPPED: Final = (
+    Kernel(
+        name="up_projection_direct",
+        contract="up-projection",
+        load=lambda: torch_up_projection.up_projection_direct,
+        summary="torch.bmm straight into the transposed view of out",
+        arithmetic=_CPU_BMM,
+        validates=("shapes", "dtypes", "overlap"),
+        known_deviations=_BMM_ACCEPTS,
+        baseline="up_projection_copy",
+    ),
+    Kernel(
+        name="up_projection_copy",
+        contract="up-projection",
+        load=lambda: torch_up_projection.up_projection_copy,
+        summary="torch.bmm into a temporary, copied into out: the form that was replaced",
+        arithmetic=_CPU_BMM,
+    ),
+    Kernel(
+        name="decode_split_kv_empty",
+        contract="decode",
+        load=lambda: torch_decode.decode_split_kv_empty,
+        summary="two-stage split-KV decode, output and scratch from torch.empty",
+        arithmetic=Arithmetic(probabilities="fp32"),
+        baseline="decode_split_kv_zeros",
+    ),
+    Kernel(
+        name="decode_split_kv_zeros",
+        contract="decode",
+        load=lambda: torch_decode.decode_split_kv_zeros,
+        summary="the same from torch.zeros, copied into o: the form that was replaced",
+        arithmetic=Arithmetic(probabilities="fp32"),
+    ),
+)
+
+for _kernel in SHIPPED:
+    add(_kernel)

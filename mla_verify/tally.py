@@ -1,0 +1,101 @@
+"""Counts what known deviations and clauses met during a run, and turns the counts into verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mla_verify.kernel import Kernel, KnownDeviation
+from mla_verify.report import ClauseVerdict, DeviationReport, ReportedFinding
+from sanitizer.finding import CLAUSES, Finding
+
+__all__ = ["Tally"]
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """Running counts of one check. `matched` and `deviated` count problems per known deviation."""
+
+    kernel: Kernel
+    examples: int = 0
+    invalid_examples: int = 0
+    not_judged: int = 0
+    intercepted: int = 0
+    economy_runs: int = 0
+    matched: dict[int, int] = field(default_factory=dict[int, int])
+    deviated: dict[int, int] = field(default_factory=dict[int, int])
+
+    def quarantines(self, problem: Any) -> bool:
+        """Whether a known deviation forbids launching this problem; counts it as matched."""
+        hit = [
+            index for index, known in enumerate(self.kernel.known_deviations) if known.quarantine and known.problems(problem)
+        ]
+        for index in hit:
+            self.matched[index] = self.matched.get(index, 0) + 1
+        return bool(hit)
+
+    def unexcused(self, problem: Any, findings: Sequence[Finding], *, count: bool) -> list[Finding]:
+        """The findings that no known deviation covers. `count` is off while a failure is being shrunk."""
+        covered: set[str] = set()
+        for index, known in enumerate(self.kernel.known_deviations):
+            if known.quarantine or not known.problems(problem):
+                continue
+            covered.add(known.clause)
+            if count:
+                self.matched[index] = self.matched.get(index, 0) + 1
+                if any(finding.clause == known.clause for finding in findings):
+                    self.deviated[index] = self.deviated.get(index, 0) + 1
+        return [finding for finding in findings if finding.clause not in covered]
+
+    def deviations(self) -> tuple[DeviationReport, ...]:
+        """What became of every known deviation."""
+        return tuple(self._deviation(index, known) for index, known in enumerate(self.kernel.known_deviations))
+
+    def _deviation(self, index: int, known: KnownDeviation) -> DeviationReport:
+        return DeviationReport(
+            known.clause,
+            known.reason,
+            known.issue,
+            self.matched.get(index, 0),
+            self.deviated.get(index, 0),
+            known.quarantine,
+        )
+
+    def verdicts(self, findings: Sequence[ReportedFinding]) -> dict[str, ClauseVerdict]:
+        """One verdict per clause; whatever was not exercised says so instead of passing."""
+        failed = {finding.clause for finding in findings}
+        known: dict[str, str] = {}
+        for deviation in self.deviations():
+            if deviation.state in ("seen", "quarantined") and deviation.matched:
+                known.setdefault(deviation.clause, deviation.reason)
+        return {
+            clause: ClauseVerdict("fail")
+            if clause in failed
+            else self._unfailed(clause, known.get(clause))
+            for clause in CLAUSES
+        }
+
+    def _unfailed(self, clause: str, known: str | None) -> ClauseVerdict:
+        if known is not None:
+            return ClauseVerdict("known", known)
+        reason = self._not_checked(clause)
+        return ClauseVerdict("not checked", reason) if reason else ClauseVerdict("pass")
+
+    def _not_checked(self, clause: str) -> str:
+        """Why a clause without a finding has not been checked; empty where it has."""
+        if self.examples == 0:
+            return "no problem was run"
+        if clause == "survival":
+            return "kernels run in this process"
+        if clause == "refusal" and not self.kernel.validates:
+            return "the kernel declares nothing that it validates"
+        if clause == "refusal" and self.invalid_examples == 0:
+            return "no invalid problem was run"
+        if clause == "economy" and self.kernel.allocations is None:
+            return "the kernel declares no number of allocations"
+        if clause == "economy" and self.economy_runs == 0:
+            return "no run was profiled"
+        if clause == "repeatability" and not self.kernel.deterministic:
+            return "declared non-deterministic: held to the bound and to the same pattern of finite values"
+        return ""
