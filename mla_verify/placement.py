@@ -1,4 +1,4 @@
-"""From a problem's layouts to the plans of its tensors, as far as the kernel's preconditions leave them free."""
+"""From a problem's layouts to the plans of its tensors, within what the kernel's preconditions leave free."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from mla_verify.kernel import Kernel
 from sanitizer.plan import Fills, Role, TensorPlan
 from strategies.layouts import CONTIGUOUS, Layout, strides_of
 
-__all__ = ["DTYPES", "cache_fills", "dtype_of", "plan", "table_fills"]
+__all__ = ["DTYPES", "PLAIN_FILLS", "cache_fills", "dtype_of", "plan", "table_fills"]
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+PLAIN_FILLS: Final = Fills()
 _ALIGNED_BYTES: Final = 16  # what the precondition "aligned_16" promises of a first element's address
 
 
@@ -42,14 +43,14 @@ def plan(
     values: Tensor | None = None,  # [shape]
     live: Tensor | None = None,  # bool, broadcastable to shape
     rules: Tensor | None = None,  # uint8, broadcastable to shape
-    fills: Fills = Fills(),
+    fills: Fills = PLAIN_FILLS,
     guard: int = 64,
     form: Literal["view", "owner"] = "view",
 ) -> TensorPlan:
     """Plan one tensor that lies as `layout` says.
 
-    A kernel that declares `contiguous_<group>` (the tensor's name unless given) gets it contiguous, and one that
-    declares `aligned_16` gets its first element at a multiple of 16 bytes, whatever the problem drew.
+    A kernel that declares `contiguous_<group>` (the tensor's name unless given) gets it contiguous, and one
+    that declares `aligned_16` its first element at a multiple of 16 bytes, whatever the problem drew.
     """
     preconditions = kernel.preconditions
     if preconditions and f"contiguous_{group or name}" in preconditions:
@@ -78,7 +79,7 @@ def cache_fills(kernel: Kernel) -> Fills:
     """What unused cache slots hold: NaN under secret A, unless the kernel may expect them to be finite."""
     if "finite_unused_slots" in kernel.preconditions:
         return Fills(a="ordinary2")
-    return Fills()
+    return PLAIN_FILLS
 
 
 def table_fills(kernel: Kernel, *, foreign: int, other: int = 0) -> Fills:
