@@ -12,22 +12,34 @@ from sanitizer.arena import Arena
 from sanitizer.finding import Finding
 from sanitizer.secrets import Secret
 
-__all__ = ["count_allocations", "measure_allocations"]
+__all__ = ["count_allocations", "measure_allocations", "peak_bytes"]
 
 
 def count_allocations(run: Callable[[], object]) -> tuple[int, int]:
     """How many allocations a call makes on the CPU or the current GPU, and their bytes."""
+    sizes = [size for size in _memory_events(run) if size > 0]
+    return len(sizes), sum(sizes)
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most memory, in bytes, that a call held at once beyond what was held before it."""
+    held = peak = 0
+    for size in _memory_events(run):
+        held += size
+        peak = max(peak, held)
+    return peak
+
+
+def _memory_events(run: Callable[[], object]) -> list[int]:
+    """Bytes of every allocation (positive) and release (negative) during a call, in order of time."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     with torch.no_grad(), profile(activities=activities, profile_memory=True) as trace:
         run()
-    sizes = [
-        size
-        for event in trace.profiler.kineto_results.events()  # type: ignore[union-attr]  # set once the profile has ended
-        if event.name() == "[memory]" and (size := event.nbytes()) > 0
-    ]
-    return len(sizes), sum(sizes)
+    results = trace.profiler.kineto_results  # type: ignore[union-attr]  # set once the profile has ended
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 
 
 def measure_allocations(

@@ -18,7 +18,7 @@ from sanitizer.finding import Finding
 from sanitizer.secrets import Secret
 from sanitizer.stopwatch import Stopwatch
 
-__all__ = ["Bench", "Examination", "examine"]
+__all__ = ["Bench", "Examination", "examine", "kernel_call"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -51,7 +51,7 @@ def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination
     with watch.phase("fill"):
         bench.arena.load(placement.tensors)
     if problem.invalid is not None:
-        return Examination(audit_refusal(_caller(bench, placement, state=None), bench.arena).findings)
+        return Examination(audit_refusal(kernel_call(bench, placement, state=None), bench.arena).findings)
     state: Any = None
     if bench.kernel.prepare is not None:
         bench.arena.poison(Secret.A)
@@ -60,7 +60,7 @@ def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination
         except Exception as error:  # noqa: BLE001 - the kernel's own code runs here; whatever it raises is its refusal
             detail = f"prepare raised {type(error).__name__} on a valid problem: {_first_line(error)}"
             return Examination((Finding("refusal", "", 0, detail),))
-    call = _caller(bench, placement, state=state)
+    call = kernel_call(bench, placement, state=state)
     result = audit(
         call,
         bench.arena,
@@ -101,7 +101,7 @@ def _judge(problem: Any, bench: Bench, result: Audit) -> list[Judgement]:
     return judgements
 
 
-def _caller(
+def kernel_call(
     bench: Bench, placement: Placement, *, state: Any
 ) -> Callable[[dict[str, Tensor]], Mapping[str, Tensor] | None]:
     """A call of the kernel in its convention, telling outputs that it returned from those it was given."""
