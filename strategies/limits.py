@@ -13,8 +13,9 @@ _FLOATS = ("float32", "float16", "bfloat16")
 class UpProjectionLimits:
     """Limits of an up-projection kernel. A tuple lists the values that may be drawn; None leaves them free.
 
-    `flat_rows`: heads of `out` must be adjacent (only its row stride may vary). `packed`: names of tensors that must
-    be contiguous (of x, w_uv, out). `aligned`: tensors begin at 16-byte boundaries.
+    `flat_rows`: heads of `out` must be adjacent (only its row stride may vary). `packed`: names of tensors
+    that must be contiguous (of x, w_uv, out). `aligned`: the first element of every tensor lies at a 16-byte
+    boundary (strides stay free).
     """
 
     dtypes: tuple[str, ...] = _FLOATS
@@ -31,9 +32,10 @@ class UpProjectionLimits:
 class DecodeLimits:
     """Limits of a decode kernel. A tuple lists the values that may be drawn; None leaves them free.
 
-    `uniform_q`: all requests have equally many query rows. `lse`: "optional", "never" (the kernel has none) or
-    "always". `packed`: names of tensors that must be contiguous (of q, o, lse, tables, cache). `aligned`: tensors
-    begin at 16-byte boundaries. `empty_requests`: whether requests without keys may be drawn.
+    `uniform_q`: all requests have equally many query rows, at least one. `lse`: "optional", "never" (the
+    kernel has none) or "always". `packed`: names of tensors that must be contiguous (of q, o, lse, tables, cache).
+    `aligned`: the first element of every tensor lies at a 16-byte boundary (strides stay free).
+    `empty_requests`: whether requests without keys, and query rows that see none, may be drawn.
     """
 
     dtypes: tuple[str, ...] = _FLOATS

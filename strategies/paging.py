@@ -11,7 +11,7 @@ __all__ = ["Paging", "paging_of"]
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Page ids of every request, and the pages that nobody owns (the pool's last page is always one of them)."""
+    """Page ids of every request, and the pages that nobody owns (among them always the pool's last)."""
 
     num_pages: int
     pages: tuple[tuple[int, ...], ...]  # per request, in the order of its keys
@@ -19,7 +19,7 @@ class Paging:
 
 
 def _scattered(count: int, seed: int) -> list[int]:
-    """A fixed permutation of range(count) that depends on nothing but its arguments (splitmix64 as sort key)."""
+    """A fixed permutation of range(count) that depends on its arguments alone (splitmix64 as sort key)."""
     mask = (1 << 64) - 1
 
     def key(index: int) -> int:
@@ -32,7 +32,7 @@ def _scattered(count: int, seed: int) -> list[int]:
 
 
 def paging_of(problem: DecodeProblem) -> Paging:
-    """Lay the requests' pages into a pool with `problem.foreign_pages` foreign ones (at least one, the last)."""
+    """Lay the requests' pages into a pool with `problem.foreign_pages` foreign ones, the last among them."""
     owned = sum(problem.pages_per_request)
     num_pages = owned + problem.foreign_pages
     # All foreign pages but the last lie at scattered places among the owned ones.

@@ -21,8 +21,8 @@ PageOrder = Literal["ascending", "descending", "shuffled"]
 class UpProjectionProblem:
     """x [num_tokens, num_heads, kv_lora_rank] @ w_uv [num_heads, kv_lora_rank, v_head_dim] into out.
 
-    `regime` is one of exact, gaussian, extreme, special. `invalid` names what is wrong with an invalid problem
-    (a key of `strategies.invalid.UP_PROJECTION_INVALID`), None for a valid one.
+    `regime` is one of exact, gaussian, extreme, special. `invalid` names what is wrong with an invalid
+    problem (a key of `strategies.invalid.UP_PROJECTION_INVALID`), None for a valid one.
     """
 
     num_tokens: int = 1
@@ -41,14 +41,14 @@ class UpProjectionProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeProblem:
-    """One paged decode of `len(kv_lens)` requests; request r has `q_lens[r]` query rows over `kv_lens[r]` keys.
+    """One paged decode of `len(kv_lens)` requests: `q_lens[r]` query rows over `kv_lens[r]` keys in each.
 
-    `padding_rows` are rows of q, o and lse behind the last request's. `foreign_pages` are pages of the pool that
-    belong to no request: one of them is always the pool's last, the others lie scattered among the owned ones.
-    `page_pad` counts elements between the end of a page and the next page. `table_slack` counts unused columns of
-    the block table behind the longest request's, `table_layout` how its rows lie; `index_tail` counts unused entries
-    behind the last page id of `kv_indices`. Regimes: retrieval, uniform, gaussian, extreme, special.
-    `softmax_scale` is a power of two's exponent: sm_scale = 2**softmax_scale.
+    `padding_rows` are rows of q, o and lse behind the last request's. `foreign_pages` are pages of the pool
+    that belong to no request: one of them is always the pool's last, the others lie scattered among the owned
+    ones. `page_pad` counts elements between the end of a page and the next page. `table_slack` counts unused
+    columns of the block table behind the longest request's, `table_layout` how its rows lie; `index_tail`
+    counts unused entries behind the last page id of `kv_indices`. Regimes: retrieval, uniform, gaussian,
+    extreme, special. `softmax_scale` is a power of two's exponent: sm_scale = 2**softmax_scale.
     """
 
     kv_lens: tuple[int, ...] = (1,)

@@ -1,0 +1,242 @@
+"""Draws paged decode problems that a kernel's limits allow, and invalid ones that it must refuse."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
+from strategies.invalid import DECODE_INVALID
+from strategies.layout_menus import CUBE_KINDS, INPUT_KINDS, PADS, kinds_for, lay
+from strategies.layouts import LayoutKind
+from strategies.lengths import LENGTHS, Length, keys_in
+from strategies.limits import DecodeLimits
+from strategies.problems import DecodeProblem
+from strategies.quirks import MANY_REQUESTS, NO_REQUESTS, SLOTS, Quirk, quirks_within
+from strategies.refusals import can_be_wrong, made_wrong
+from strategies.sizes import (
+    HEADS,
+    LATENT,
+    PAGE_SIZES,
+    QUERY_ROWS,
+    ROPE,
+    SPLITS,
+    at_most,
+    check_dtypes,
+    check_limit,
+    check_maximum,
+    check_names,
+    fitted,
+    menu_within,
+)
+from strategies.vocabulary import DECODE_REGIMES
+
+__all__ = ["decode_problems", "invalid_decode_problems"]
+
+# One example must stay cheap: at most so many elements in the cache and in q, so many multiplications, and so
+# many pairs of request and split (kernels on a CPU walk over them one by one).
+_MAX_CACHE: Final = 1 << 19
+_MAX_QUERIES: Final = 1 << 18
+_MAX_PRODUCTS: Final = 1 << 22
+_MAX_PAIRS: Final = 64
+
+_MAX_DRAWN_REQUESTS: Final = 5
+_MANY_REQUESTS: Final = 17  # one more than a tile of 16
+_MODEL_SHAPES: Final = ((1, 512, 64), (4, 512, 64), (16, 512, 64), (128, 512, 64))
+_NOT_A_MODEL: Final = 60  # small problems for each one of a model's shape
+
+# q, o, lse: elements between an aligned address and the first element
+_OFFSETS: Final = (*((0, 0, 0),) * 3, (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 3, 1), (2, 1, 0), (1, 3, 2))
+_OWN_QUERY_ROWS: Final = (1, 2, 3, 4, 8, 0)  # of a request that differs from the rest
+_ANYTHING: Final = DecodeLimits()
+
+
+class _Drawn(NamedTuple):
+    """What Hypothesis decides, in the order in which it simplifies."""
+
+    requests: list[tuple[Length, int | None]]
+    query_rows: int
+    num_heads: int
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    page_size: int
+    num_kv_splits: int
+    dtype: str
+    regime: str
+    q_kind: LayoutKind
+    o_kind: LayoutKind
+    pad: int
+    offsets: tuple[int, int, int]
+    softmax_scale: int
+    quirks: tuple[Quirk | None, ...]
+    model_shape: tuple[int, int, int] | None
+    seed: int
+
+
+def decode_problems(
+    limits: DecodeLimits = _ANYTHING, *, regimes: tuple[str, ...] = DECODE_REGIMES
+) -> SearchStrategy[DecodeProblem]:
+    """Valid problems within `limits`. They shrink to one request, key and head, contiguous, float32."""
+    _check(limits)
+    check_names("regimes", regimes, DECODE_REGIMES)
+    return _problems(limits, tuple(regimes))
+
+
+def invalid_decode_problems(
+    limits: DecodeLimits = _ANYTHING, *, kinds: tuple[str, ...] = tuple(DECODE_INVALID)
+) -> SearchStrategy[DecodeProblem]:
+    """Problems whose `invalid` is one of `kinds`, within `limits` but for that fault.
+
+    Kinds that cannot be built within the limits are left out (`kv_indptr_falls` needs two requests).
+    """
+    _check(limits)
+    check_names("kinds", kinds, DECODE_INVALID)
+    possible = tuple(kind for kind in kinds if can_be_wrong(kind, limits))
+    if not possible:
+        raise InvalidArgument(f"kinds={kinds!r}: none of them can be built within {limits!r}")
+    return st.tuples(st.sampled_from(possible), _problems(limits, DECODE_REGIMES)).map(
+        partial(made_wrong, limits)
+    )
+
+
+def _check(limits: DecodeLimits) -> None:
+    check_dtypes(limits.dtypes)
+    check_limit("num_heads", limits.num_heads, minimum=0)
+    check_limit("kv_lora_rank", limits.kv_lora_rank, minimum=0)
+    check_limit("qk_rope_head_dim", limits.qk_rope_head_dim, minimum=0)
+    check_limit("page_sizes", limits.page_sizes, minimum=1)
+    for name in ("max_batch", "max_q_len", "max_kv_len", "max_num_kv_splits"):
+        check_maximum(name, getattr(limits, name))
+    check_names("lse", (limits.lse,), ("optional", "never", "always"))
+    check_names("packed", limits.packed, ("q", "o", "lse", "tables", "cache"), empty=True)
+
+
+@lru_cache(maxsize=256)
+def _problems(limits: DecodeLimits, regimes: tuple[str, ...]) -> SearchStrategy[DecodeProblem]:
+    """Built once for each set of limits: building strategies costs more than drawing from them."""
+    allowed = (limits.num_heads, limits.kv_lora_rank, limits.qk_rope_head_dim)
+    models = tuple(
+        shape
+        for shape in _MODEL_SHAPES
+        if all(sizes is None or size in sizes for size, sizes in zip(shape, allowed, strict=True))
+    )
+    max_q_len = limits.max_q_len
+    if not limits.empty_requests and limits.max_kv_len is not None:
+        max_q_len = min(max_q_len or limits.max_kv_len, limits.max_kv_len)  # each row needs a key of its own
+    own_rows = [rows for rows in _OWN_QUERY_ROWS if max_q_len is None or rows <= max_q_len]
+    request = st.tuples(
+        st.sampled_from(LENGTHS),
+        # None: as many query rows as the rest.
+        st.sampled_from((None,)) if limits.uniform_q else st.sampled_from((*(None,) * 10, *own_rows)),
+    )
+    max_batch = min(limits.max_batch or _MAX_DRAWN_REQUESTS, _MAX_DRAWN_REQUESTS)
+    return st.tuples(
+        st.lists(request, min_size=1, max_size=max_batch),
+        st.sampled_from(at_most(QUERY_ROWS, max_q_len)),
+        st.sampled_from(menu_within(HEADS, limits.num_heads)),
+        st.sampled_from(menu_within(LATENT, limits.kv_lora_rank)),
+        st.sampled_from(menu_within(ROPE, limits.qk_rope_head_dim)),
+        st.sampled_from(menu_within(PAGE_SIZES, limits.page_sizes)),
+        st.sampled_from(at_most(SPLITS, limits.max_num_kv_splits)),
+        st.sampled_from(check_dtypes(limits.dtypes)),
+        st.sampled_from(regimes),
+        st.sampled_from(kinds_for(INPUT_KINDS, packed="q" in limits.packed)),
+        st.sampled_from(kinds_for(CUBE_KINDS, packed="o" in limits.packed)),
+        st.sampled_from(PADS),
+        st.sampled_from(_OFFSETS),
+        st.sampled_from((0, -1, -2, -3, -4)),
+        st.tuples(*(st.sampled_from(quirks_within(limits)),) * SLOTS),
+        st.sampled_from((None,) * (_NOT_A_MODEL * len(_MODEL_SHAPES)) + models),
+        st.integers(0, 1023),
+    ).map(partial(_problem, limits))
+
+
+def _problem(limits: DecodeLimits, choices: tuple[object, ...]) -> DecodeProblem:
+    """Fit the sizes to what one example may cost, then let lengths, tables and layouts follow."""
+    drawn = _Drawn._make(choices)
+    quirks: dict[str, Any] = dict(quirk for quirk in drawn.quirks if quirk)
+    page_size = drawn.page_size
+    requests = _requests(drawn.requests, quirks.get("requests"), limits)
+    splits = min(drawn.num_kv_splits, _MAX_PAIRS // max(1, len(requests)))
+    q_lens = tuple(drawn.query_rows if own is None else own for _, own in requests)
+    num_rows = sum(q_lens) + quirks.get("padding_rows", 0)
+
+    heads, latent, rope = drawn.model_shape or (drawn.num_heads, drawn.kv_lora_rank, drawn.qk_rope_head_dim)
+    if latent + rope == 0 and limits.qk_rope_head_dim is None:
+        rope = 1  # a query of no elements at all is nothing to attend with
+    width = latent + rope
+    heads = fitted(heads, _MAX_QUERIES // max(1, num_rows * width), limits.num_heads)
+    ceiling = _key_ceiling(len(requests), num_rows, heads, width, page_size)
+    kv_lens = tuple(
+        _kv_len(keys_in(length, page_size=page_size, num_kv_splits=splits), ceiling, q_len, limits)
+        for (length, _), q_len in zip(requests, q_lens, strict=True)
+    )
+    pages = tuple(-(-kv_len // page_size) for kv_len in kv_lens)
+    with_lse = limits.lse != "never" and quirks.get("with_lse", True)
+    table_slack = quirks.get("table_slack", 0)
+    table_shape = (len(requests), max(pages, default=0) + table_slack)
+    q_offset, o_offset, lse_offset = drawn.offsets
+    aligned, pad = limits.aligned, drawn.pad
+    return DecodeProblem(
+        kv_lens=kv_lens,
+        q_lens=q_lens,
+        num_heads=heads,
+        kv_lora_rank=latent,
+        qk_rope_head_dim=rope,
+        page_size=page_size,
+        num_kv_splits=splits,
+        dtype=drawn.dtype,
+        regime=drawn.regime,
+        padding_rows=quirks.get("padding_rows", 0),
+        with_lse=with_lse,
+        q_layout=lay(drawn.q_kind, (num_rows, heads, width), pad=pad, offset=q_offset, aligned=aligned),
+        o_layout=lay(drawn.o_kind, (num_rows, heads, latent), pad=pad, offset=o_offset, aligned=aligned),
+        lse_layout=lay(
+            quirks.get("lse_kind", "contiguous") if with_lse else "contiguous",
+            (num_rows, heads),
+            pad=pad,
+            offset=lse_offset if with_lse else 0,
+            aligned=aligned,
+        ),
+        out_form=quirks.get("out_form", "view"),
+        page_pad=quirks.get("page_pad", 0),
+        cache_offset=quirks.get("cache_offset", 0),
+        page_order=quirks.get("page_order", "ascending") if sum(pages) > 1 else "ascending",
+        foreign_pages=quirks.get("foreign_pages", 1),
+        table_slack=table_slack,
+        table_layout=lay(quirks.get("table_kind", "contiguous"), table_shape, pad=pad, aligned=aligned),
+        index_tail=quirks.get("index_tail", 0),
+        # A zero query has zero logits at every scale.
+        softmax_scale=0 if drawn.regime == "uniform" else drawn.softmax_scale,
+        seed=drawn.seed,
+    )
+
+
+def _requests(
+    drawn: list[tuple[Length, int | None]], how_many: str | None, limits: DecodeLimits
+) -> list[tuple[Length, int | None]]:
+    """The requests as drawn, none of them, or the drawn ones over and over until they fill a tile."""
+    if how_many == NO_REQUESTS:
+        return []
+    if how_many == MANY_REQUESTS:
+        batch = min(_MANY_REQUESTS, limits.max_batch or _MANY_REQUESTS)
+        return [drawn[index % len(drawn)] for index in range(batch)]
+    return drawn
+
+
+def _key_ceiling(batch: int, num_rows: int, heads: int, width: int, page_size: int) -> int:
+    """The most keys that one request may have at this cost, but always enough for a second page."""
+    by_memory = _MAX_CACHE // max(1, batch * width)
+    by_products = _MAX_PRODUCTS // max(1, num_rows * heads * width)
+    return max(min(by_memory, by_products), page_size + 1)
+
+
+def _kv_len(keys: int, ceiling: int, q_len: int, limits: DecodeLimits) -> int:
+    """A length within the limits: no longer than allowed, and not empty where that is not allowed."""
+    if limits.max_kv_len is not None:
+        ceiling = min(ceiling, limits.max_kv_len)
+    keys = min(keys, ceiling)
+    return keys if limits.empty_requests else max(keys, q_len, 1)
