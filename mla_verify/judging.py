@@ -3,14 +3,15 @@
 Note [Lazy bound]
     A full bound costs as much as the oracle, and nearly every element of a right kernel lies far inside it.
     So a reference also carries a lower limit of its bound that costs nothing: relative·|value| + absolute.
-    An element within that limit is within the bound; only for the others is the bound worked out. Nothing is
-    estimated.
+    An element within that limit is within the bound; only for the others is the bound worked out. No verdict
+    rests on an estimate. `worst` is the largest error over bound among those others; if there are none, it is
+    the largest error over the lower limit, which is never less.
 
 Note [What is not finite]
     Where the oracle says NaN the kernel must, and an infinity must be that infinity: nothing is scrubbed.
-    A kernel may say ±inf for a finite value only if it has the right sign and the value with its bound reaches
+    A kernel may say ±inf for a finite value only with the right sign, and if the value with its bound reaches
     the largest number of the dtype. An element whose sums may leave the accumulator's range has an infinite
-    bound: anything is possible there, NaN included, so it is not judged. Where the bound is merely too wide to
+    bound: anything is possible there, NaN included, so it is not judged. Where a bound is merely too wide to
     mean something (finite, but not judged), NaN and infinities stay wrong.
 """
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from mla_verify.contract import Disagreement, Judgement
+from sanitizer.indices import describe_mask
 
 __all__ = ["Bound", "Reference", "differ", "judge", "merged", "round_once"]
 
@@ -43,8 +45,8 @@ class Reference:
     value: Tensor  # [shape] float64
     dtype: torch.dtype  # the output's
     exact: Tensor | None  # [shape] of dtype
-    relative: float
-    absolute: float
+    relative: float | Tensor  # a tensor broadcasts to the shape
+    absolute: float | Tensor
     bound: Bound
 
 
@@ -73,7 +75,7 @@ def judge(reference: Reference, actual: Tensor, *, skip: Tensor | None = None) -
         strain.masked_fill_(skip, 0.0)
     passed = strain <= 1.0
     if bool(passed.all()):
-        return _judge_passed(reference, actual, strain)
+        return Judgement((), 0, float(strain.max()) if strain.numel() else 0.0)
     index = torch.nonzero(~passed, as_tuple=True)
     standing = _stand(reference, index, actual)
     wrong = ~(standing.agrees | standing.excused)
@@ -164,18 +166,6 @@ def _judge_exact(reference: Reference, exact: Tensor, actual: Tensor, skip: Tens
     return Judgement(_disagreement(reference, index, wrong, actual, standing), 0, float("inf"))
 
 
-def _judge_passed(reference: Reference, actual: Tensor, strain: Tensor) -> Judgement:
-    """Every element lies within the lower limit; the most strained one tells how near the bound it all is."""
-    if strain.numel() == 0:
-        return _NOTHING_WRONG
-    highest, place = strain.view(-1).max(0)
-    if float(highest) == 0.0:
-        return _NOTHING_WRONG
-    index = torch.unravel_index(place.view(1), strain.shape)
-    standing = _stand(reference, index, actual)
-    return Judgement((), 0, _worst(standing, standing.agrees & ~standing.excused))
-
-
 def _stand(reference: Reference, index: Index, actual: Tensor) -> _Standing:
     """How the elements at `index` stand to the oracle (Note [What is not finite])."""
     value = reference.value[index]
@@ -253,8 +243,6 @@ def _largest(badness: Tensor) -> int:
 
 def _marked(reference: Reference, index: Index, at: int) -> tuple[Tensor, str, str]:
     """Mask of the wrong elements, the same in words, and where among them the worst is."""
-    from sanitizer.indices import describe_mask
-
     mask = torch.zeros(reference.value.shape, dtype=torch.bool, device=reference.value.device)
     mask[index] = True
     count = index[0].numel()

@@ -1,0 +1,133 @@
+"""The tensors of an up-projection problem: x, w_uv and out, as they lie and with what they hold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from mla_verify.contract import Placement
+from mla_verify.kernel import Kernel
+from mla_verify.placement import dtype_of, plan
+from mla_verify.values import MAGNITUDES, cut, integers
+from sanitizer.plan import TensorPlan
+from strategies.layouts import CONTIGUOUS, strides_of
+from strategies.problems import UpProjectionProblem
+
+__all__ = ["exact_limit", "place"]
+
+# Integers up to these are exact in the dtype, so every partial sum up to them is.
+_EXACT_INTEGERS: Final = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
+_SHIFT: Final = 8  # elements by which `out_shifted_over_x` lies behind x, where x is long enough
+
+
+def place(problem: UpProjectionProblem, kernel: Kernel, device: torch.device) -> Placement:
+    """Plan x, w_uv and out; an invalid problem gets the tensors that have its fault."""
+    tokens, heads = problem.num_tokens, problem.num_heads
+    latent, width = problem.kv_lora_rank, problem.v_head_dim
+    dtype = dtype_of(problem.dtype)
+    fault = problem.invalid
+    other = torch.float16 if dtype == torch.float32 else torch.float32
+    x = plan(
+        "x",
+        (tokens, heads, latent),
+        problem.x_layout,
+        dtype,
+        "input",
+        kernel=kernel,
+        values=_x_values(problem, kernel, dtype, device),
+    )
+    w_dtype = other if fault == "w_dtype_differs" else dtype
+    w_shape = (heads, latent + (fault == "inner_sizes_differ"), width)
+    w_uv = plan(
+        "w_uv",
+        w_shape,
+        problem.w_layout,
+        w_dtype,
+        "input",
+        kernel=kernel,
+        values=cut(_pool(problem, kernel), w_shape, w_dtype, device, seed=problem.seed, tensor="w_uv"),
+    )
+    rows = tokens + {"out_has_fewer_rows": -1, "out_has_more_rows": 1}.get(fault or "", 0)
+    out = plan(
+        "out",
+        (rows, heads, width),
+        problem.out_layout,
+        other if fault == "out_dtype_differs" else dtype,
+        "output",
+        kernel=kernel,
+        form=problem.out_form,
+    )
+    return Placement((x, w_uv, _overlapping(problem, x, out)), {})
+
+
+def exact_limit(problem: UpProjectionProblem, kernel: Kernel) -> int:
+    """How large Σ|x||w| may be in the exact regime: every sum of some products is then free of rounding.
+
+    They live in the float32 accumulator, or in the output's dtype where the kernel rounds partial sums to it.
+    """
+    in_output = kernel.arithmetic.partials == "output dtype"
+    return _EXACT_INTEGERS[problem.dtype if in_output else "float32"]
+
+
+def _pool(problem: UpProjectionProblem, kernel: Kernel) -> str:
+    if problem.regime != "exact":
+        return problem.regime
+    limit = exact_limit(problem, kernel)
+    fitting = (size for size in MAGNITUDES if problem.kv_lora_rank * size * size <= limit)
+    return integers(next(fitting, MAGNITUDES[-1]))
+
+
+def _x_values(
+    problem: UpProjectionProblem, kernel: Kernel, dtype: torch.dtype, device: torch.device
+) -> Tensor:  # [num_tokens, num_heads, kv_lora_rank]
+    shape = (problem.num_tokens, problem.num_heads, problem.kv_lora_rank)
+    values = cut(_pool(problem, kernel), shape, dtype, device, seed=problem.seed, tensor="x")
+    if problem.regime == "exact" and problem.kv_lora_rank > exact_limit(problem, kernel):
+        return _thinned(values, exact_limit(problem, kernel))
+    if problem.regime == "special" and problem.seed % 2 and values.numel():
+        return _with_infinities(values, problem.seed)
+    return values
+
+
+def _thinned(values: Tensor, limit: int) -> Tensor:
+    """Leave at most `limit` elements of each row, others in each: ±1 everywhere would sum to too much."""
+    tokens, heads, latent = values.shape
+    step = -(-latent // limit)
+    first = torch.arange(tokens, device=values.device)[:, None] + torch.arange(heads, device=values.device)
+    column = torch.arange(latent, device=values.device)
+    return torch.where((column + first[..., None]) % step == 0, values, 0)
+
+
+def _with_infinities(values: Tensor, seed: int) -> Tensor:
+    """Put one infinity somewhere, for every other seed also a negative one: each touches one row of out."""
+    values = values.clone()
+    flat = values.view(-1)
+    flat[seed * 7919 % flat.numel()] = math.inf
+    if seed % 4 == 3:
+        flat[(seed * 104729 + flat.numel() // 2) % flat.numel()] = -math.inf
+    return values
+
+
+def _overlapping(problem: UpProjectionProblem, x: TensorPlan, out: TensorPlan) -> TensorPlan:
+    """Lay an invalid problem's out over x or over itself; any other stays as it is."""
+    if problem.invalid == "out_is_x":
+        if problem.kv_lora_rank != problem.v_head_dim:
+            raise ValueError(
+                "out can only be x where kv_lora_rank equals v_head_dim, got "
+                f"{problem.kv_lora_rank} and {problem.v_head_dim}"
+            )
+        return replace(out, strides=x.strides, offset=0, over="x", form="view")
+    if problem.invalid == "out_shifted_over_x":
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
+        packed, _ = strides_of(out.shape, CONTIGUOUS)
+        return replace(out, strides=packed, offset=max(0, min(_SHIFT, last)), over="x", form="view")
+    row = problem.num_heads * problem.v_head_dim
+    if problem.invalid == "out_stride_0":
+        return replace(out, strides=(0, problem.v_head_dim, 1))
+    if problem.invalid == "out_rows_overlap":
+        return replace(out, strides=(row // 2, problem.v_head_dim, 1))
+    return out
