@@ -1,0 +1,189 @@
+"""The oracle's answer to one decode problem, ready to judge what a kernel wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from mla_verify.contract import Judgement
+from mla_verify.decode.baseline import BASELINE_ARITHMETIC, EMPTY_LSE
+from mla_verify.decode.bound import Rounding, lower_limit_lse, lower_limit_o, lse_bound, o_bound, rounding_of
+from mla_verify.decode.geometry import Geometry, geometry_of
+from mla_verify.decode.oracle import Attention, answer
+from mla_verify.decode.rules import undecided
+from mla_verify.judging import Bound, Index, Reference, differ, judge, merged, round_once
+from mla_verify.kernel import Arithmetic, Kernel
+from mla_verify.placement import dtype_of
+from strategies.layouts import INPUT_ONLY
+from strategies.problems import DecodeProblem
+
+__all__ = ["DecodeExpectation", "expect"]
+
+_ROOM_FOR_ZERO: Final = 2.0**-1000  # lets 0 pass for 0 in a ratio of error and limit, and no other float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeExpectation:
+    """References for `o` and `lse`: by the kernel's arithmetic, and by the baseline's. Implements `Expectation`."""
+
+    references: Mapping[str, Reference]
+    of_baseline: Mapping[str, Reference]
+    undecided: Mapping[str, Tensor]  # bool masks of elements about which nothing is promised
+
+    def judge(self, outputs: Mapping[str, Tensor], *, skip: Mapping[str, Tensor]) -> Judgement:
+        """Compare `o` and `lse` with the oracle."""
+        return merged(
+            judge(self.references[name], outputs[name], skip=self._left_out(name, skip))
+            for name in self.references
+            if name in outputs
+        )
+
+    def differential(
+        self, outputs: Mapping[str, Tensor], baseline: Mapping[str, Tensor], *, skip: Mapping[str, Tensor]
+    ) -> Judgement:
+        """Compare `o` and `lse` with the baseline's."""
+        return merged(
+            differ(
+                self.references[name],
+                self.of_baseline[name],
+                outputs[name],
+                baseline[name],
+                skip=self._left_out(name, skip),
+            )
+            for name in self.references
+            if name in outputs
+        )
+
+    def _left_out(self, name: str, skip: Mapping[str, Tensor]) -> Tensor | None:
+        undecided, blamed = self.undecided.get(name), skip.get(name)
+        if undecided is None or blamed is None:
+            return blamed if undecided is None else undecided
+        return undecided | blamed
+
+
+def expect(problem: DecodeProblem, kernel: Kernel, tensors: Mapping[str, Tensor]) -> DecodeExpectation:
+    """Answer a problem from the q and kv_buffer that the kernel was given."""
+    geometry = geometry_of(problem)
+    q = tensors["q"]
+    scale = 2.0**problem.softmax_scale
+    found = answer(geometry, q, tensors["kv_buffer"], kv_lora_rank=problem.kv_lora_rank, scale=scale)
+    shape = (problem.num_rows, problem.num_heads)
+    # Rows without keys and padding rows that must be zero: o is 0, lse what the kernel declares.
+    o = torch.zeros((*shape, problem.kv_lora_rank), dtype=torch.float64, device=q.device)
+    lse = torch.full(shape, EMPTY_LSE[kernel.empty_lse], dtype=torch.float64, device=q.device)
+    for attention in found:
+        rows = attention.request.seeing
+        o[rows] = attention.o.view(-1, *o.shape[1:])
+        lse[rows] = attention.lse.view(-1, shape[1])
+    values = _Values(problem, geometry, found, o, lse)
+    return DecodeExpectation(
+        _references(values, kernel.arithmetic),
+        _references(values, BASELINE_ARITHMETIC),
+        undecided(problem, kernel, geometry, q.device),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Values:
+    """The answer put together, and what it was put together from."""
+
+    problem: DecodeProblem
+    geometry: Geometry
+    attentions: tuple[Attention, ...]
+    o: Tensor  # float64 [num_rows, num_heads, kv_lora_rank]
+    lse: Tensor  # float64 [num_rows, num_heads]
+
+
+def _references(values: _Values, arithmetic: Arithmetic) -> dict[str, Reference]:
+    problem, device = values.problem, values.o.device
+    dtype = dtype_of(problem.dtype)
+    rounding = rounding_of(arithmetic, dtype)
+    seen = torch.zeros(problem.num_rows, 1, dtype=torch.float64)
+    seen[: values.geometry.live_rows, 0] = torch.from_numpy(values.geometry.visible)
+    seen = seen.to(device)
+    sees = seen > 0
+    finite_lse = values.lse.masked_fill(~sees, 0.0)
+    # A row without keys is exact: nothing but its own value lies within a limit of 0.
+    relative = (lower_limit_o(rounding, finite_lse, seen) * sees).unsqueeze(2)
+    references = {
+        "o": Reference(
+            name="o",
+            value=values.o,
+            dtype=dtype,
+            exact=_exact_o(values, arithmetic, dtype),
+            relative=relative,
+            absolute=(sees * rounding.eta).clamp_(min=_ROOM_FOR_ZERO).unsqueeze(2),
+            bound=_bound_of(values, rounding, _o_elements),
+        )
+    }
+    if problem.with_lse:
+        references["lse"] = Reference(
+            name="lse",
+            value=values.lse,
+            dtype=torch.float32,
+            exact=None,
+            relative=0.0,
+            absolute=(lower_limit_lse(finite_lse, seen) * sees).clamp_(min=_ROOM_FOR_ZERO),
+            bound=_bound_of(values, rounding, _lse_elements),
+        )
+    return references
+
+
+def _exact_o(values: _Values, arithmetic: Arithmetic, dtype: torch.dtype) -> Tensor | None:
+    """The one right `o`, where the regime and the arithmetic leave no choice.
+
+    retrieval: the weights of all keys but one underflow, so `o` is a cached row times p/p; float32's error of that
+    quotient disappears in a 16-bit output. uniform: every weight is 1 and the sums are whole numbers below 2²⁴, so one
+    split with one final division rounds in float32 and again in the output's dtype. Rows of q that share
+    memory are not what the regime drew, and flushing loses values that are subnormal in float16.
+    """
+    problem = values.problem
+    if problem.q_layout.kind in INPUT_ONLY:
+        return None
+    if arithmetic.subnormals == "flushed" and dtype == torch.float16:
+        return None
+    if problem.regime == "retrieval" and dtype != torch.float32:
+        return round_once(values.o, dtype)
+    one_division = (
+        arithmetic.normalise == "division" and arithmetic.partials == "fp32" and problem.num_kv_splits == 1
+    )
+    if problem.regime == "uniform" and one_division:
+        return values.o.float().to(dtype)
+    return None
+
+
+_Elements = Callable[[Attention, Rounding, Index], tuple[Tensor, Tensor]]
+
+
+def _o_elements(attention: Attention, rounding: Rounding, index: Index) -> tuple[Tensor, Tensor]:
+    return o_bound(attention, rounding, index[0], index[1])
+
+
+def _lse_elements(attention: Attention, rounding: Rounding, index: Index) -> tuple[Tensor, Tensor]:
+    return lse_bound(attention, rounding, index[0])
+
+
+def _bound_of(values: _Values, rounding: Rounding, elements: _Elements) -> Bound:
+    """The bound at some elements of an output: request by request, 0 in rows without keys."""
+    num_heads = values.problem.num_heads
+
+    def bound(index: Index) -> tuple[Tensor, Tensor]:
+        rows, heads, *rest = index
+        limits = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
+        judged = torch.ones(rows.shape, dtype=torch.bool, device=rows.device)
+        for attention in values.attentions:
+            seeing = attention.request.seeing
+            mine = ((rows >= seeing.start) & (rows < seeing.stop)).nonzero().squeeze(1)
+            if mine.shape[0] == 0:
+                continue
+            lanes = (rows[mine] - seeing.start) * num_heads + heads[mine]
+            limits[mine], judged[mine] = elements(
+                attention, rounding, (lanes, *(part[mine] for part in rest))
+            )
+        return limits, judged
+
+    return bound
