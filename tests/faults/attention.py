@@ -16,7 +16,7 @@ class Request:
     """One request: which rows of q and o are its own, what they ask, and the keys they ask it of.
 
     query: [q_len, num_heads, width] float32. keys: [kv_len, width] float32. pages: the same keys and whatever
-    else lies in their pages, [pages * page_size, width] float32. visible: [q_len], how many keys each row sees.
+    else lies in their pages, [pages * page_size, width] float32. visible: [q_len], the keys each row sees.
     """
 
     rows: slice
