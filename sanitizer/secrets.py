@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import lru_cache
 from typing import Final, Literal
 
 import torch
@@ -22,6 +22,8 @@ __all__ = ["PERIOD", "Fill", "Secret", "carrier_of", "carrier_view", "fill_with_
 Fill = float | Literal["nan", "ordinary", "ordinary2", "marked"]
 
 PERIOD: Final = 1 << 16  # elements after which a pattern repeats; small enough to stay in a cache
+_CACHED: Final = 512  # patterns kept: page ids are constants too, and there are many of them
+_SMALLEST: Final = 1024  # elements that a pattern is made for at least
 
 
 class Secret(Enum):
@@ -120,11 +122,13 @@ _ROW_CACHE: Final[dict[tuple[torch.dtype, Fills, torch.device], Tensor]] = {}
 
 
 def rows_of(dtype: torch.dtype, fills: Fills, count: int, device: torch.device) -> Tensor:
-    """[3, at least min(count, PERIOD) elements] carrier words: one row per secret, for the life of the process."""
+    """[3, at least min(count, PERIOD) elements] carrier words: one row per secret, shared with other callers."""
     key = (dtype, fills, device)
     rows = _ROW_CACHE.get(key)
     words = min(count, PERIOD) * carrier_of(dtype)[1]
     if rows is None or rows.shape[1] < words:
+        if len(_ROW_CACHE) >= _CACHED:
+            _ROW_CACHE.clear()
         rows = torch.stack([_grown(dtype, secret.fill(fills), count, device) for secret in Secret])
         _ROW_CACHE[key] = rows
     return rows
@@ -132,11 +136,11 @@ def rows_of(dtype: torch.dtype, fills: Fills, count: int, device: torch.device) 
 
 def _grown(dtype: torch.dtype, fill: Fill, count: int, device: torch.device) -> Tensor:
     """The cached pattern in carrier words, at least min(count, PERIOD) elements and a power of two of them."""
-    size = min(PERIOD, max(4096, 1 << (count - 1).bit_length()) if count else 4096)
+    size = min(PERIOD, max(_SMALLEST, 1 << max(count - 1, 0).bit_length()))
     return _made(dtype, fill, size, device)
 
 
-@cache
+@lru_cache(maxsize=_CACHED)
 def _made(dtype: torch.dtype, fill: Fill, size: int, device: torch.device) -> Tensor:
     part = _COMPLEX_PARTS.get(dtype)
     if part is not None:

@@ -1,0 +1,187 @@
+"""Writes a problem's values and secrets into memory: which bytes hold which, as few whole-block operations as it takes.
+
+Note [Image]: beside the arena, which the kernel sees, lies an image of what the arena holds before a run. Small
+problems keep one image per secret and copy it over the arena. Large ones keep a single image and rewrite, in both,
+only the bytes that hold secrets: each such set of bytes is a `Layer`. After a run the outputs are put back, and one
+comparison of arena and image decides about every byte at once; details are worked out only when it fails.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sanitizer.geometry import Box, gap_boxes, gap_mask, run_boxes
+from sanitizer.placed import Placed, strided_view
+from sanitizer.secrets import PERIOD, Secret, carrier_view, rows_of
+
+__all__ = ["Layer", "Memory", "lay_large", "lay_small"]
+
+
+@dataclass(slots=True)
+class Memory:
+    """A buffer of bytes that only grows, and views of the whole of it as any dtype."""
+
+    device: torch.device
+    data: Tensor = field(init=False)  # [bytes] uint8
+    _views: dict[torch.dtype, Tensor] = field(init=False, default_factory=dict[torch.dtype, Tensor])
+
+    def __post_init__(self) -> None:
+        self.data = torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    def reserve(self, size: int) -> None:
+        """Hold at least `size` bytes; what they hold is lost when that takes new memory."""
+        if self.data.numel() < size:
+            self.renew(size)
+
+    def renew(self, size: int) -> None:
+        """Take new memory of `size` bytes."""
+        self.data = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self._views = {}
+
+    def typed(self, dtype: torch.dtype) -> Tensor:
+        """[elements] all of the memory as `dtype`."""
+        view = self._views.get(dtype)
+        if view is None:
+            whole = self.data.numel() // dtype.itemsize * dtype.itemsize
+            view = self._views[dtype] = self.data[:whole].view(dtype)
+        return view
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """Bytes that hold secrets, in image and arena, and what they hold under each secret."""
+
+    image: Tensor
+    arena: Tensor
+    rows: Tensor  # [3, …] broadcastable to what it is written to
+    index: tuple[Tensor, ...] | None = None  # which elements of the two views; None: all of them
+
+    def lay(self, row: int, *, into_arena: bool) -> None:
+        """Write secret `row` into the image and, unless the whole image is copied anyway, into the arena."""
+        for target in (self.image, self.arena) if into_arena else (self.image,):
+            if self.index is None:
+                target.copy_(self.rows[row])
+            else:
+                target.index_put_(self.index, self.rows[row])
+
+
+def lay_small(placed: Placed, image: Memory, size: int) -> None:
+    """Lay one tensor into all three images: its secret over its whole region, its live values on top."""
+    words = image.typed(placed.carrier)
+    step = size // placed.carrier.itemsize
+    if placed.plan.over is None:
+        for box in run_boxes(_region(placed), PERIOD):
+            length = box.sizes[-1] * placed.words
+            rows = rows_of(placed.plan.dtype, placed.plan.fills, box.sizes[-1], image.device)[:, :length]
+            target = words.as_strided(
+                (*box.sizes[:-1], len(Secret), length),
+                (*(stride * placed.words for stride in box.strides[:-1]), step, 1),
+                placed.low // placed.carrier.itemsize + box.offset * placed.words,
+            )
+            target.copy_(rows)
+    _write_values(placed, words, step, len(Secret))
+
+
+def lay_large(placed: Placed, image: Memory, arena: Memory) -> list[Layer]:
+    """Lay one tensor's values into the single image, and return what has to be rewritten for every secret."""
+    _write_values(placed, image.typed(placed.carrier), 0, 1)
+    if placed.plan.over is not None:
+        return []
+    if placed.plan.role != "input":
+        return _box_layers(placed, placed.low, _region(placed), image, arena)
+    front = Box(0, ((placed.start - placed.low) // placed.itemsize,), (1,))
+    behind = Box(0, ((placed.high - placed.end) // placed.itemsize,), (1,))
+    layers = _box_layers(placed, placed.low, front, image, arena)
+    layers += _box_layers(placed, placed.end, behind, image, arena)
+    boxes = gap_boxes(placed.plan.shape, placed.plan.strides)
+    if boxes is None:
+        layers += _scattered_gaps(placed, image, arena)
+    for box in boxes or ():
+        layers += _box_layers(placed, placed.start, box, image, arena)
+    if placed.plan.live is not None and placed.extent:
+        layers += _dead_elements(placed, placed.plan.live, image, arena)
+    return layers
+
+
+def _region(placed: Placed) -> Box:
+    return Box(0, ((placed.high - placed.low) // placed.itemsize,), (1,))
+
+
+def _write_values(placed: Placed, words: Tensor, step: int, rows: int) -> None:
+    """Put an input's values into every image. With one row all elements, with several the live ones."""
+    if placed.plan.values is None or placed.extent == 0:
+        return
+    values = carrier_view(placed.plan.values.to(words.device))
+    image = words.as_strided(
+        (rows, *placed.word_shape), (step, *placed.word_strides), placed.start // placed.carrier.itemsize
+    )
+    live = placed.plan.live if rows > 1 else None
+    if live is not None:
+        live = live.to(words.device).expand(placed.plan.shape)
+        live = live.unsqueeze(-1) if placed.words > 1 else live
+    for dim, (count, stride) in enumerate(zip(placed.word_shape, placed.word_strides, strict=True)):
+        if stride == 0 and count > 1:
+            # torch refuses to write through a stride of 0: of elements that share memory the last one stays.
+            image, values = image.narrow(dim + 1, count - 1, 1), values.narrow(dim, count - 1, 1)
+            live = None if live is None else live.narrow(dim, count - 1, 1)
+    image.copy_(values if live is None else torch.where(live, values, image))
+
+
+def _box_layers(placed: Placed, origin: int, box: Box, image: Memory, arena: Memory) -> list[Layer]:
+    """Layers for the elements of `box`, which counts elements from byte `origin`."""
+    layers: list[Layer] = []
+    for piece in run_boxes(box, PERIOD):
+        length = piece.sizes[-1] * placed.words
+        rows = rows_of(placed.plan.dtype, placed.plan.fills, piece.sizes[-1], image.device)[:, :length]
+        sizes = (*piece.sizes[:-1], length)
+        strides = (*(stride * placed.words for stride in piece.strides[:-1]), 1)
+        offset = origin // placed.carrier.itemsize + piece.offset * placed.words
+        targets = [memory.typed(placed.carrier).as_strided(sizes, strides, offset) for memory in (image, arena)]
+        layers.append(Layer(targets[0], targets[1], rows))
+    return layers
+
+
+def _scattered_gaps(placed: Placed, image: Memory, arena: Memory) -> list[Layer]:
+    """Gaps of a tensor whose rows overlap: by index, because they have no regular form."""
+    index = gap_mask(placed.plan.shape, placed.plan.strides, image.device).nonzero().flatten()
+    if index.numel() == 0:
+        return []
+    sizes, strides = (placed.extent, placed.words), (placed.words, 1)
+    offset = placed.start // placed.carrier.itemsize
+    targets = [memory.typed(placed.carrier).as_strided(sizes, strides, offset) for memory in (image, arena)]
+    rows = _long_rows(placed, index.numel(), image.device).view(len(Secret), -1, placed.words)
+    return [Layer(targets[0], targets[1], rows, (index,))]
+
+
+def _dead_elements(placed: Placed, live: Tensor, image: Memory, arena: Memory) -> list[Layer]:
+    """Elements of an input that are not declared, addressed by as few leading dimensions as tell them apart."""
+    shape = placed.plan.shape
+    if not shape:
+        return [] if bool(live) else _box_layers(placed, placed.start, Box(0, (1,), (1,)), image, arena)
+    mask = live.to(image.device).expand(shape)
+    telling = [dim for dim, stride in enumerate(mask.stride()) if stride and shape[dim] > 1]
+    leading = max(telling, default=0) + 1
+    dead = ~mask[(..., *(0 for _ in shape[leading:]))]
+    index = dead.nonzero(as_tuple=True)
+    count = index[0].numel()
+    if count == 0:
+        return []
+    inner = shape[leading:]
+    # Rows of dead elements hold the same numbers each; single dead elements a number per place.
+    rows = _long_rows(placed, math.prod(inner) if inner else count, image.device)
+    rows = rows.view(len(Secret), *(() if inner else (count,)), *placed.word_shape[leading:])
+    targets = [strided_view(memory.typed(placed.carrier), placed) for memory in (image, arena)]
+    return [Layer(targets[0], targets[1], rows, index)]
+
+
+def _long_rows(placed: Placed, count: int, device: torch.device) -> Tensor:
+    """[3, count elements in words], repeated where the pattern is shorter."""
+    rows = rows_of(placed.plan.dtype, placed.plan.fills, count, device)
+    words = count * placed.words
+    if rows.shape[1] < words:
+        rows = rows.repeat(1, -(-words // rows.shape[1]))
+    return rows[:, :words]

@@ -1,0 +1,253 @@
+"""Runs requests in a worker process that may die: a death becomes an answer, and the worker is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Final, Literal
+
+from sanitizer.messages import Garbled, TimedOut, receive, send
+
+__all__ = ["Death", "Sandbox", "ServiceBroken"]
+
+_TAIL_BYTES: Final = 2_000  # of stderr, shown with a death
+_START_SECONDS: Final = 120.0  # importing torch on a loaded machine takes a while
+_DYING_SECONDS: Final = 0.5  # between a closed socket and the exit status
+
+
+class ServiceBroken(RuntimeError):
+    """The service in the worker failed by itself: a defect of this tool, not of what it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a worker ended while it was answering. `how` is a phrase such as "killed by SIGSEGV"."""
+
+    kind: Literal["signal", "exit", "timeout", "garbled"]
+    how: str
+    stderr: str
+
+
+class Sandbox:
+    """One persistent worker, started when first needed and replaced when it dies.
+
+    service: "module:function" in the worker's interpreter; called with `arguments` (JSON data), it returns the handler
+    of requests. start: "fork" from a server with `preload` imported, or "spawn" a new interpreter (where a GPU is in
+    use: CUDA cannot be forked). memory: bytes of address space that the worker may take beyond its start.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        arguments: Any,
+        *,
+        start: Literal["fork", "spawn"] = "fork",
+        preload: Sequence[str] = ("torch",),
+        memory: int | None = None,
+    ) -> None:
+        self._setup = {"service": service, "arguments": arguments, "memory": memory}
+        self._start: Literal["fork", "spawn"] = start
+        self._preload = tuple(preload)
+        self._server: _ForkServer | None = None
+        self._worker: _Worker | None = None
+        self.deaths = 0
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request(self, payload: Any, *, timeout: float | None) -> Any | Death:
+        """The handler's answer to `payload` (JSON data both ways), or how the worker died over it.
+
+        timeout: seconds, None for no limit. Raises ServiceBroken when the service itself failed.
+        """
+        worker = self._living()
+        try:
+            send(worker.sock, payload)
+            message = receive(worker.sock, timeout=timeout)
+        except TimedOut:
+            return self._bury("timeout", f"still running after {timeout:.3g} s")
+        except (Garbled, UnicodeDecodeError) as error:
+            return self._bury("garbled", f"wrote into the answer's socket ({error})")
+        except (EOFError, OSError):
+            return self._bury("exit", "")
+        if not isinstance(message, Mapping) or not message.keys() & {"answer", "broken"}:
+            return self._bury("garbled", "wrote into the answer's socket")
+        if "broken" in message:
+            raise ServiceBroken(str(message["broken"]))
+        return message["answer"]
+
+    def start(self) -> None:
+        """Start the worker now instead of with the first request."""
+        self._living()
+
+    def close(self) -> None:
+        """End the worker and the server behind it."""
+        if self._worker is not None:
+            self._worker.end(seconds=0.0)
+            self._worker = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _living(self) -> _Worker:
+        if self._worker is None:
+            self._worker = self._launch()
+            try:
+                hello = receive(self._worker.sock, timeout=_START_SECONDS)
+            except (TimedOut, Garbled, EOFError, OSError) as error:
+                death = self._bury("exit", "")
+                raise ServiceBroken(f"the worker did not start: {death.how}\n{death.stderr}") from error
+            if "broken" in hello:
+                self.close()
+                raise ServiceBroken(str(hello["broken"]))
+        return self._worker
+
+    def _launch(self) -> _Worker:
+        if self._start == "spawn":
+            return _spawn(self._setup)
+        for _ in range(2):  # a kernel may have killed the server: then one more is started
+            if self._server is None:
+                self._server = _ForkServer(self._preload)
+            try:
+                return self._server.fork(self._setup)
+            except (OSError, EOFError, Garbled):
+                self._server.close()
+                self._server = None
+        raise ServiceBroken("the server of workers cannot be kept alive")
+
+    def _bury(self, kind: Literal["signal", "exit", "timeout", "garbled"], how: str) -> Death:
+        """End what is left of the worker and say how it died."""
+        worker, self._worker = self._worker, None
+        assert worker is not None
+        self.deaths += 1
+        status = worker.end(seconds=_DYING_SECONDS if kind == "exit" else 0.0)
+        stderr = worker.stderr_tail()
+        worker.close()
+        if kind != "exit":
+            return Death(kind, how, stderr)
+        if status is None:
+            return Death("exit", "closed its socket to the parent, or killed its parent", stderr)
+        if os.WIFSIGNALED(status):
+            return Death("signal", f"killed by {_signal_name(os.WTERMSIG(status))}", stderr)
+        return Death("exit", f"exited with status {os.WEXITSTATUS(status)}", stderr)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker as its parent sees it."""
+
+    pid: int
+    sock: socket.socket
+    stderr: IO[bytes]
+    server: _ForkServer | None
+    process: subprocess.Popen[bytes] | None
+
+    def end(self, *, seconds: float) -> int | None:
+        """Wait so long for it to die by itself, then kill it and all it started. Its own exit status, or None."""
+        status = self._status(seconds)
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if status is None:
+            self._status(5.0)
+        if seconds == 0.0:
+            self.close()
+        return status
+
+    def _status(self, seconds: float) -> int | None:
+        if self.process is not None:
+            try:
+                code = self.process.wait(max(seconds, 0.001))
+            except subprocess.TimeoutExpired:
+                return None
+            return -code if code < 0 else code << 8
+        if self.server is None:
+            return None
+        try:
+            return self.server.wait(self.pid, seconds)
+        except (OSError, EOFError, Garbled, TimedOut):
+            return None
+
+    def stderr_tail(self) -> str:
+        """The last lines that the worker wrote to stdout and stderr."""
+        if self.stderr.closed:
+            return ""
+        size = self.stderr.seek(0, os.SEEK_END)
+        self.stderr.seek(max(0, size - _TAIL_BYTES))
+        return self.stderr.read().decode(errors="replace").strip()
+
+    def close(self) -> None:
+        self.sock.close()
+        self.stderr.close()
+
+
+class _ForkServer:
+    """The parent's end of `sanitizer.forkserver`."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sanitizer.forkserver", str(theirs.fileno()), *preload],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        self._control = ours
+
+    def fork(self, setup: Mapping[str, Any]) -> _Worker:
+        ours, theirs = socket.socketpair()
+        stderr = tempfile.TemporaryFile()
+        with theirs:
+            send(self._control, {"setup": setup})
+            socket.send_fds(self._control, [b"."], [theirs.fileno(), stderr.fileno()])
+            pid = int(receive(self._control, timeout=_START_SECONDS)["pid"])
+        return _Worker(pid, ours, stderr, self, None)
+
+    def wait(self, pid: int, seconds: float) -> int | None:
+        send(self._control, {"wait": pid, "seconds": seconds})
+        return receive(self._control, timeout=seconds + 5.0)["status"]
+
+    def close(self) -> None:
+        self._control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _spawn(setup: Mapping[str, Any]) -> _Worker:
+    ours, theirs = socket.socketpair()
+    stderr = tempfile.TemporaryFile()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sanitizer.worker", str(theirs.fileno()), str(stderr.fileno()), json.dumps(setup)],
+            pass_fds=(theirs.fileno(), stderr.fileno()),
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
+        )
+    return _Worker(process.pid, ours, stderr, None, process)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the import path of this process, so that the worker finds the same packages uninstalled too."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
