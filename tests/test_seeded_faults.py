@@ -14,9 +14,10 @@ from tests.faults.right import RIGHT
 
 _EXAMPLES: Final = 200
 _FAULTS: Final = sorted((*up_projection.FAULTS, *decode.FAULTS), key=lambda fault: fault.name)
+_RIGHT: Final = sorted(RIGHT, key=lambda kernel: kernel.name)
 
 
-@pytest.mark.parametrize("fault", _FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", _FAULTS, ids=[fault.name for fault in _FAULTS])
 def test_a_seeded_fault_is_found_under_its_clause(fault: Fault) -> None:
     """A kernel with one fault fails the clause that the fault breaks."""
     report = check(kernel_of(fault), examples=_EXAMPLES, seed=0)
@@ -25,9 +26,7 @@ def test_a_seeded_fault_is_found_under_its_clause(fault: Fault) -> None:
     assert {finding.clause for finding in report.findings} == set(failed)
 
 
-@pytest.mark.parametrize(
-    "kernel", sorted(RIGHT, key=lambda kernel: kernel.name), ids=lambda kernel: kernel.name
-)
+@pytest.mark.parametrize("kernel", _RIGHT, ids=[kernel.name for kernel in _RIGHT])
 def test_a_right_kernel_of_unusual_make_is_not_accused(kernel: Kernel) -> None:
     """Kept scratch, semaphores, own outputs and prepared plans are no faults."""
     report = check(kernel, examples=_EXAMPLES, seed=0)

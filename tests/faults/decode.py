@@ -58,6 +58,12 @@ def empty_requests_skipped(o: Tensor, lse: Tensor | None, sm_scale: float, **inp
         _store_lse(lse, request, logsum)
 
 
+def nothing_to_sum(o: Tensor, lse: Tensor | None, sm_scale: float, **inputs: Any) -> None:
+    """Takes a result without columns for no work at all; lse has to be written all the same."""
+    if o.shape[2] > 0:
+        _decode(o, lse, sm_scale, **inputs)
+
+
 def zero_results_skipped(o: Tensor, lse: Tensor | None, sm_scale: float, **inputs: Any) -> None:
     """Relies on an output that was zero-filled, and stores only what differs from it."""
     for request in requests(**inputs):
@@ -260,6 +266,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     _fault(tail_tile_unwritten, "coverage", "nothing is written behind the last whole tile of 16"),
     _fault(empty_requests_skipped, "coverage", "rows are written only when their request has keys"),
     _fault(zero_results_skipped, "coverage", "results that are zero are not stored"),
+    _fault(nothing_to_sum, "coverage", "with kv_lora_rank = 0 it returns without writing lse"),
     _fault(lse_of_one_split_unwritten, "coverage", "lse is not written with a single split"),
     _fault(old_value_times_zero, "independence", "the old output is multiplied by 0 and added"),
     _fault(accumulates, "independence", "the result is added to the old output"),
