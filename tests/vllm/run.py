@@ -74,9 +74,7 @@ def differences(expected: Expectation, outcome: Outcome) -> list[str]:
         if found.get(clause) != verdict
     ]
     wrong += [
-        f"{clause} fails"
-        for clause, verdict in found.items()
-        if verdict == "fail" and clause not in expected.clauses
+        f"{clause} fails" for clause, verdict in found.items() if verdict == "fail" and clause not in expected.clauses
     ]
     wrong += [
         f"stale: {known['clause']}, {known['reason']}"
@@ -100,9 +98,7 @@ def lines(expected: Expectation, outcome: Outcome, wrong: Sequence[str], *, deta
     yield f"{expected.version:8} {expected.kernel:20} {ran}  {verdict}"
     rest = ["  ".join(f"{clause} {found}" for clause, found in report["clauses"].items())]
     rest += [f"! {sentence}" for sentence in wrong]
-    rest += [
-        f"{finding['clause']}: {finding['detail']}  ({finding['problem']})" for finding in report["findings"]
-    ]
+    rest += [f"{finding['clause']}: {finding['detail']}  ({finding['problem']})" for finding in report["findings"]]
     for known in report["known_deviations"] if details else ():
         counts = f"{known['state']}, {known['deviated']} of {known['matched']}"
         rest.append(f"known {known['clause']}, {counts}: {known['reason']}")
@@ -112,21 +108,15 @@ def lines(expected: Expectation, outcome: Outcome, wrong: Sequence[str], *, deta
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, check, print a table."""
     parser = argparse.ArgumentParser(description="Check vLLM's kernels version by version.")
-    parser.add_argument(
-        "--from", dest="folder", type=Path, default=_DEFAULT_FOLDER, help="where install.py put them"
-    )
+    parser.add_argument("--from", dest="folder", type=Path, default=_DEFAULT_FOLDER, help="where install.py put them")
     parser.add_argument("--examples", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--details", action="store_true", help="also print what became of each known deviation"
-    )
+    parser.add_argument("--details", action="store_true", help="also print what became of each known deviation")
     options = parser.parse_args(arguments)
     surprises = 0
     for expected in expectations():
         if not (options.folder / expected.version).is_dir():
-            outcome = Outcome(
-                None, f"{options.folder / expected.version} is missing; run tests/vllm/install.py first"
-            )
+            outcome = Outcome(None, f"{options.folder / expected.version} is missing; run tests/vllm/install.py first")
         else:
             outcome = check(expected, options.folder, examples=options.examples, seed=options.seed)
         wrong = differences(expected, outcome)
