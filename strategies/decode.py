@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
+from strategies.choosing import Choice, choice, several
 from strategies.invalid import DECODE_INVALID
 from strategies.layout_menus import CUBE_KINDS, INPUT_KINDS, PADS, kinds_for, lay
 from strategies.layouts import LayoutKind
 from strategies.lengths import LENGTHS, Length, keys_in
 from strategies.limits import DecodeLimits
 from strategies.problems import DecodeProblem
-from strategies.quirks import MANY_REQUESTS, NO_REQUESTS, SLOTS, Quirk, quirks_within
+from strategies.quirks import MANY_REQUESTS, NO_REQUESTS, SLOTS, quirks_within
 from strategies.refusals import can_be_wrong, made_wrong
 from strategies.sizes import (
     HEADS,
@@ -23,6 +24,7 @@ from strategies.sizes import (
     PAGE_SIZES,
     QUERY_ROWS,
     ROPE,
+    SEEDS,
     SPLITS,
     at_most,
     check_dtypes,
@@ -31,6 +33,7 @@ from strategies.sizes import (
     check_names,
     fitted,
     menu_within,
+    rarely,
 )
 from strategies.vocabulary import DECODE_REGIMES
 
@@ -42,11 +45,11 @@ _MAX_CACHE: Final = 1 << 19
 _MAX_QUERIES: Final = 1 << 18
 _MAX_PRODUCTS: Final = 1 << 22
 _MAX_PAIRS: Final = 64
+_MAX_PARTIALS: Final = 1 << 20  # elements of the scratch that split-KV kernels take for their partial outputs
 
 _MAX_DRAWN_REQUESTS: Final = 5
 _MANY_REQUESTS: Final = 17  # one more than a tile of 16
 _MODEL_SHAPES: Final = ((1, 512, 64), (4, 512, 64), (16, 512, 64), (128, 512, 64))
-_NOT_A_MODEL: Final = 60  # small problems for each one of a model's shape
 
 # q, o, lse: elements between an aligned address and the first element
 _OFFSETS: Final = (*((0, 0, 0),) * 3, (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 3, 1), (2, 1, 0), (1, 3, 2))
@@ -55,9 +58,9 @@ _ANYTHING: Final = DecodeLimits()
 
 
 class _Drawn(NamedTuple):
-    """What Hypothesis decides, in the order in which it simplifies."""
+    """What Hypothesis decides, quirks apart."""
 
-    requests: list[tuple[Length, int | None]]
+    requests: list[tuple[Choice, Choice]]
     query_rows: int
     num_heads: int
     kv_lora_rank: int
@@ -71,7 +74,6 @@ class _Drawn(NamedTuple):
     pad: int
     offsets: tuple[int, int, int]
     softmax_scale: int
-    quirks: tuple[Quirk | None, ...]
     model_shape: tuple[int, int, int] | None
     seed: int
 
@@ -97,9 +99,8 @@ def invalid_decode_problems(
     possible = tuple(kind for kind in kinds if can_be_wrong(kind, limits))
     if not possible:
         raise InvalidArgument(f"kinds={kinds!r}: none of them can be built within {limits!r}")
-    return st.tuples(st.sampled_from(possible), _problems(limits, DECODE_REGIMES)).map(
-        partial(made_wrong, limits)
-    )
+    problems = _problems(limits, DECODE_REGIMES)
+    return st.tuples(choice("invalid", possible), problems).map(partial(made_wrong, limits))
 
 
 def _check(limits: DecodeLimits) -> None:
@@ -118,49 +119,47 @@ def _check(limits: DecodeLimits) -> None:
 def _problems(limits: DecodeLimits, regimes: tuple[str, ...]) -> SearchStrategy[DecodeProblem]:
     """Built once for each set of limits: building strategies costs more than drawing from them."""
     allowed = (limits.num_heads, limits.kv_lora_rank, limits.qk_rope_head_dim)
-    models = tuple(
-        shape
-        for shape in _MODEL_SHAPES
-        if all(sizes is None or size in sizes for size, sizes in zip(shape, allowed, strict=True))
-    )
     max_q_len = limits.max_q_len
     if not limits.empty_requests and limits.max_kv_len is not None:
         max_q_len = min(max_q_len or limits.max_kv_len, limits.max_kv_len)  # each row needs a key of its own
     own_rows = [rows for rows in _OWN_QUERY_ROWS if max_q_len is None or rows <= max_q_len]
-    request = st.tuples(
-        st.sampled_from(LENGTHS),
-        # None: as many query rows as the rest.
-        st.sampled_from((None,)) if limits.uniform_q else st.sampled_from((*(None,) * 10, *own_rows)),
-    )
+    # None: as many query rows as the rest.
+    rows_menu = (None,) if limits.uniform_q else (*(None,) * 16, *own_rows)
     max_batch = min(limits.max_batch or _MAX_DRAWN_REQUESTS, _MAX_DRAWN_REQUESTS)
+    requests = [
+        st.tuples(choice(f"length {index}", LENGTHS), choice(f"query rows {index}", rows_menu))
+        for index in range(max_batch)
+    ]
+    quirks = quirks_within(limits)
+    # In the order in which Hypothesis simplifies.
     return st.tuples(
-        st.lists(request, min_size=1, max_size=max_batch),
-        st.sampled_from(at_most(QUERY_ROWS, max_q_len)),
-        st.sampled_from(menu_within(HEADS, limits.num_heads)),
-        st.sampled_from(menu_within(LATENT, limits.kv_lora_rank)),
-        st.sampled_from(menu_within(ROPE, limits.qk_rope_head_dim)),
-        st.sampled_from(menu_within(PAGE_SIZES, limits.page_sizes)),
-        st.sampled_from(at_most(SPLITS, limits.max_num_kv_splits)),
-        st.sampled_from(check_dtypes(limits.dtypes)),
-        st.sampled_from(regimes),
-        st.sampled_from(kinds_for(INPUT_KINDS, packed="q" in limits.packed)),
-        st.sampled_from(kinds_for(CUBE_KINDS, packed="o" in limits.packed)),
-        st.sampled_from(PADS),
-        st.sampled_from(_OFFSETS),
-        st.sampled_from((0, -1, -2, -3, -4)),
-        st.tuples(*(st.sampled_from(quirks_within(limits)),) * SLOTS),
-        st.sampled_from((None,) * (_NOT_A_MODEL * len(_MODEL_SHAPES)) + models),
-        st.integers(0, 1023),
+        several("requests", choice("batch", range(1, max_batch + 1)), requests),
+        choice("query_rows", at_most(QUERY_ROWS, max_q_len)),
+        choice("num_heads", menu_within(HEADS, limits.num_heads)),
+        choice("kv_lora_rank", menu_within(LATENT, limits.kv_lora_rank)),
+        choice("qk_rope_head_dim", menu_within(ROPE, limits.qk_rope_head_dim)),
+        choice("page_size", menu_within(PAGE_SIZES, limits.page_sizes)),
+        choice("num_kv_splits", at_most(SPLITS, limits.max_num_kv_splits)),
+        choice("dtype", check_dtypes(limits.dtypes)),
+        choice("regime", regimes),
+        choice("q_kind", kinds_for(INPUT_KINDS, packed="q" in limits.packed)),
+        choice("o_kind", kinds_for(CUBE_KINDS, packed="o" in limits.packed)),
+        choice("pad", PADS),
+        choice("offsets", _OFFSETS),
+        choice("softmax_scale", (0, -1, -2, -3, -4)),
+        choice("model_shape", rarely(_MODEL_SHAPES, allowed)),
+        choice("seed", SEEDS),
+        *(choice(f"slot {slot}", quirks) for slot in range(SLOTS)),
     ).map(partial(_problem, limits))
 
 
-def _problem(limits: DecodeLimits, choices: tuple[object, ...]) -> DecodeProblem:
+def _problem(limits: DecodeLimits, choices: tuple[Choice, ...]) -> DecodeProblem:
     """Fit the sizes to what one example may cost, then let lengths, tables and layouts follow."""
-    drawn = _Drawn._make(choices)
-    quirks: dict[str, Any] = dict(quirk for quirk in drawn.quirks if quirk)
+    drawn = _Drawn(**dict(choices[:-SLOTS]))
+    quirks: dict[str, Any] = dict(quirk for _, quirk in choices[-SLOTS:] if quirk)
     page_size = drawn.page_size
-    requests = _requests(drawn.requests, quirks.get("requests"), limits)
-    splits = min(drawn.num_kv_splits, _MAX_PAIRS // max(1, len(requests)))
+    lengths = [(length, own_rows) for (_, length), (_, own_rows) in drawn.requests]
+    requests = _requests(lengths, quirks.get("requests"), limits)
     q_lens = tuple(drawn.query_rows if own is None else own for _, own in requests)
     num_rows = sum(q_lens) + quirks.get("padding_rows", 0)
 
@@ -169,6 +168,11 @@ def _problem(limits: DecodeLimits, choices: tuple[object, ...]) -> DecodeProblem
         rope = 1  # a query of no elements at all is nothing to attend with
     width = latent + rope
     heads = fitted(heads, _MAX_QUERIES // max(1, num_rows * width), limits.num_heads)
+    splits = min(
+        drawn.num_kv_splits,
+        _MAX_PAIRS // max(1, len(requests)),
+        max(1, _MAX_PARTIALS // max(1, num_rows * heads * latent)),
+    )
     ceiling = _key_ceiling(len(requests), num_rows, heads, width, page_size)
     kv_lens = tuple(
         _kv_len(keys_in(length, page_size=page_size, num_kv_splits=splits), ceiling, q_len, limits)

@@ -39,7 +39,13 @@ PLANE_KINDS: Final[tuple[LayoutKind, ...]] = (
     "odd_singletons",
 )
 TABLE_KINDS: Final[tuple[LayoutKind, ...]] = ("contiguous", "padded_rows", "sliced")
-INPUT_KINDS: Final[tuple[LayoutKind, ...]] = (*CUBE_KINDS, "broadcast", "overlapping")
+INPUT_KINDS: Final[tuple[LayoutKind, ...]] = (
+    *CUBE_KINDS,
+    "broadcast",
+    "broadcast",
+    "overlapping",
+    "overlapping",
+)
 WEIGHT_KINDS: Final[tuple[LayoutKind, ...]] = (
     *CUBE_KINDS,
     "broadcast",
@@ -54,9 +60,7 @@ _PACKED_KINDS: Final[tuple[LayoutKind, ...]] = ("contiguous", "odd_singletons")
 _FLAT_KINDS: Final[tuple[LayoutKind, ...]] = ("contiguous", "padded_rows", "padded_rows", "odd_singletons")
 
 PADS: Final = (1, 2, 3, 5, 8, 16)
-_UNPADDED: Final = frozenset[LayoutKind](
-    {"contiguous", "strided_inner", "odd_singletons", "broadcast", "overlapping"}
-)
+_UNPADDED: Final = frozenset[LayoutKind]({"contiguous", "strided_inner", "odd_singletons", "broadcast", "overlapping"})
 _ALIGNED_PAD: Final = 8  # a multiple of 8 elements is a multiple of 16 bytes in every dtype
 
 
@@ -69,9 +73,7 @@ def kinds_for(
     return _FLAT_KINDS if flat_rows else kinds
 
 
-def lay(
-    kind: LayoutKind, shape: tuple[int, ...], *, pad: int, offset: int = 0, aligned: bool = False
-) -> Layout:
+def lay(kind: LayoutKind, shape: tuple[int, ...], *, pad: int, offset: int = 0, aligned: bool = False) -> Layout:
     """The layout of one tensor. `aligned`: its first element keeps to an aligned address."""
     if aligned:
         offset = 0

@@ -85,8 +85,7 @@ def strides_of(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...],
         strides[0] = max(1, strides[0] // 2)
     elif kind == "odd_singletons":
         strides = [
-            _ODD_STRIDES[dim % len(_ODD_STRIDES)] if shape[dim] <= 1 else stride
-            for dim, stride in enumerate(strides)
+            _ODD_STRIDES[dim % len(_ODD_STRIDES)] if shape[dim] <= 1 else stride for dim, stride in enumerate(strides)
         ]
     return tuple(strides), lead
 

@@ -33,8 +33,8 @@ class DecodeLimits:
     """Limits of a decode kernel. A tuple lists the values that may be drawn; None leaves them free.
 
     `uniform_q`: all requests have equally many query rows, at least one. `lse`: "optional", "never" (the
-    kernel has none) or "always". `packed`: names of tensors that must be contiguous (of q, o, lse, tables, cache).
-    `aligned`: the first element of every tensor lies at a 16-byte boundary (strides stay free).
+    kernel has none) or "always". `packed`: names of tensors that must be contiguous (of q, o, lse, tables,
+    cache). `aligned`: the first element of every tensor lies at a 16-byte boundary (strides stay free).
     `empty_requests`: whether requests without keys, and query rows that see none, may be drawn.
     """
 

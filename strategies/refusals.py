@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from strategies.choosing import Choice
 from strategies.invalid import DECODE_INVALID
 from strategies.layout_menus import without_idle_numbers
 from strategies.layouts import CONTIGUOUS
@@ -21,9 +22,9 @@ def can_be_wrong(kind: str, limits: DecodeLimits) -> bool:
     return not (kind == "kv_indptr_falls" and limits.max_batch == 1)
 
 
-def made_wrong(limits: DecodeLimits, drawn: tuple[str, DecodeProblem]) -> DecodeProblem:
+def made_wrong(limits: DecodeLimits, drawn: tuple[Choice, DecodeProblem]) -> DecodeProblem:
     """Give a valid problem its fault: every request has a key and a query row, and no tensor is empty."""
-    kind, problem = drawn
+    (_, kind), problem = drawn
     kv_lens = tuple(max(1, kv_len) for kv_len in problem.kv_lens) or (1,)
     q_lens = tuple(max(1, q_len) for q_len in problem.q_lens) or (1,)
     if kind == "kv_indptr_falls" and len(kv_lens) == 1:

@@ -19,6 +19,7 @@ __all__ = [
     "PAGE_SIZES",
     "QUERY_ROWS",
     "ROPE",
+    "SEEDS",
     "SPLITS",
     "TOKENS",
     "VALUE",
@@ -29,6 +30,7 @@ __all__ = [
     "check_names",
     "fitted",
     "menu_within",
+    "rarely",
 ]
 
 _TILE_EDGES: Final = (15, 16, 17, 31, 32, 33, 63, 64, 65)  # kernels cut their work in tiles of 16, 32 or 64
@@ -42,15 +44,14 @@ def _menu(weights: dict[int, int], *, rare: Iterable[int] = ()) -> tuple[int, ..
 
 TOKENS: Final = _menu({1: 4, 2: 4, 3: 3, 4: 2, 5: 2}, rare=(6, 7, 8, 9, *_TILE_EDGES, 0))
 HEADS: Final = _menu({1: 6, 2: 5, 3: 4, 4: 3, 5: 2, 8: 2, 16: 2}, rare=(6, 7, 9, 15, 17, 31, 33, 64, 128, 0))
-LATENT: Final = _menu(
-    {1: 3, 2: 3, 3: 3, 4: 2, 5: 2, 8: 2, 0: 2}, rare=(6, 7, 9, *_TILE_EDGES, 127, 128, 129, 512)
-)
+LATENT: Final = _menu({1: 3, 2: 3, 3: 3, 4: 2, 5: 2, 8: 2, 0: 2}, rare=(6, 7, 9, *_TILE_EDGES, 127, 128, 129, 512))
 VALUE: Final = _menu({1: 3, 2: 3, 3: 3, 4: 2, 5: 2, 8: 2}, rare=(6, 7, 9, *_TILE_EDGES, 127, 128, 129, 0))
 # The rope half shrinks to nothing at all: 0 is its plainest size.
 ROPE: Final = (0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 8, 15, 16, 17, 64)
-PAGE_SIZES: Final = _menu({1: 4, 2: 2, 3: 2, 4: 2, 16: 3, 64: 2}, rare=(5, 7, 8, 12, 17, 24, 32, 33, 48, 63))
+PAGE_SIZES: Final = _menu({1: 4, 2: 2, 3: 2, 4: 2, 16: 3, 64: 3}, rare=(5, 7, 8, 12, 17, 24, 32, 33, 48, 63))
 SPLITS: Final = _menu({1: 4, 2: 4, 3: 3, 4: 2, 8: 2}, rare=(5, 7, 16, 33))
-QUERY_ROWS: Final = _menu({1: 6, 2: 3, 4: 2}, rare=(3, 5, 7, 8))
+QUERY_ROWS: Final = _menu({1: 9, 2: 3, 4: 2}, rare=(3, 5, 7, 8))
+SEEDS: Final = range(1024)
 
 
 def menu_within(menu: tuple[int, ...], allowed: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -68,6 +69,18 @@ def at_most(menu: tuple[int, ...], maximum: int | None) -> tuple[int, ...]:
     if maximum <= max(menu):
         kept.append(maximum)
     return tuple(sorted(kept, key=lambda size: (size == 0, size)))
+
+
+def rarely(
+    shapes: tuple[tuple[int, ...], ...], allowed: tuple[tuple[int, ...] | None, ...]
+) -> tuple[tuple[int, ...] | None, ...]:
+    """Mostly None, and every shape whose sizes are all permitted: one or two in a hundred."""
+    permitted = [
+        shape
+        for shape in shapes
+        if all(sizes is None or size in sizes for size, sizes in zip(shape, allowed, strict=True))
+    ]
+    return (*(None,) * (60 * len(shapes)), *permitted)
 
 
 def fitted(size: int, ceiling: int, allowed: tuple[int, ...] | None) -> int:

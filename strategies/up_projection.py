@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
+from strategies.choosing import Choice, choice
 from strategies.invalid import UP_PROJECTION_INVALID
 from strategies.layout_menus import (
     CUBE_KINDS,
@@ -26,6 +27,7 @@ from strategies.problems import OutputForm, UpProjectionProblem
 from strategies.sizes import (
     HEADS,
     LATENT,
+    SEEDS,
     TOKENS,
     VALUE,
     at_most,
@@ -35,6 +37,7 @@ from strategies.sizes import (
     check_names,
     fitted,
     menu_within,
+    rarely,
 )
 from strategies.vocabulary import UP_PROJECTION_REGIMES
 
@@ -47,7 +50,6 @@ _MAX_PRODUCTS: Final = 1 << 22
 
 _MODEL_SHAPES: Final = ((1, 512, 128), (2, 512, 128), (4, 512, 128), (16, 512, 128))
 _MODEL_NOPE: Final = 128  # qk_nope_head_dim of every model with these shapes
-_NOT_A_MODEL: Final = 60  # small problems for each one of a model's shape
 
 # x, w_uv, out: elements between an aligned address and the first element
 _OFFSETS: Final = (*((0, 0, 0),) * 3, (0, 0, 1), (1, 0, 0), (0, 1, 0), (0, 0, 3), (2, 3, 1), (3, 1, 2))
@@ -55,7 +57,7 @@ _ANYTHING: Final = UpProjectionLimits()
 
 
 class _Drawn(NamedTuple):
-    """What Hypothesis decides, in the order in which it simplifies."""
+    """What Hypothesis decides."""
 
     num_tokens: int
     num_heads: int
@@ -96,9 +98,8 @@ def invalid_up_projection_problems(
     possible = tuple(kind for kind in kinds if _can_be_wrong(kind, limits))
     if not possible:
         raise InvalidArgument(f"kinds={kinds!r}: none of them can be built within {limits!r}")
-    return st.tuples(st.sampled_from(possible), _problems(limits, UP_PROJECTION_REGIMES)).map(
-        partial(_made_wrong, limits)
-    )
+    problems = _problems(limits, UP_PROJECTION_REGIMES)
+    return st.tuples(choice("invalid", possible), problems).map(partial(_made_wrong, limits))
 
 
 def _check(limits: UpProjectionLimits) -> None:
@@ -114,32 +115,30 @@ def _check(limits: UpProjectionLimits) -> None:
 def _problems(limits: UpProjectionLimits, regimes: tuple[str, ...]) -> SearchStrategy[UpProjectionProblem]:
     """Built once for each set of limits: building strategies costs more than drawing from them."""
     allowed = (limits.num_heads, limits.kv_lora_rank, limits.v_head_dim)
-    models = tuple(
-        shape
-        for shape in _MODEL_SHAPES
-        if all(sizes is None or size in sizes for size, sizes in zip(shape, allowed, strict=True))
-    )
+    packed = limits.packed
+    out_kinds = kinds_for(CUBE_KINDS, packed="out" in packed, flat_rows=limits.flat_rows)
+    # In the order in which Hypothesis simplifies.
     return st.tuples(
-        st.sampled_from(at_most(TOKENS, limits.max_num_tokens)),
-        st.sampled_from(menu_within(HEADS, limits.num_heads)),
-        st.sampled_from(menu_within(LATENT, limits.kv_lora_rank)),
-        st.sampled_from(menu_within(VALUE, limits.v_head_dim)),
-        st.sampled_from(check_dtypes(limits.dtypes)),
-        st.sampled_from(regimes),
-        st.sampled_from(kinds_for(INPUT_KINDS, packed="x" in limits.packed)),
-        st.sampled_from(kinds_for(WEIGHT_KINDS, packed="w_uv" in limits.packed)),
-        st.sampled_from(kinds_for(CUBE_KINDS, packed="out" in limits.packed, flat_rows=limits.flat_rows)),
-        st.sampled_from(PADS),
-        st.sampled_from(_OFFSETS),
-        st.sampled_from(("view", "view", "owner")),
-        st.sampled_from(((None,) * (_NOT_A_MODEL * len(_MODEL_SHAPES))) + models),
-        st.integers(0, 1023),
+        choice("num_tokens", at_most(TOKENS, limits.max_num_tokens)),
+        choice("num_heads", menu_within(HEADS, limits.num_heads)),
+        choice("kv_lora_rank", menu_within(LATENT, limits.kv_lora_rank)),
+        choice("v_head_dim", menu_within(VALUE, limits.v_head_dim)),
+        choice("dtype", check_dtypes(limits.dtypes)),
+        choice("regime", regimes),
+        choice("x_kind", kinds_for(INPUT_KINDS, packed="x" in packed)),
+        choice("w_kind", kinds_for(WEIGHT_KINDS, packed="w_uv" in packed)),
+        choice("out_kind", out_kinds),
+        choice("pad", PADS),
+        choice("offsets", _OFFSETS),
+        choice("out_form", ("view", "view", "owner")),
+        choice("model_shape", rarely(_MODEL_SHAPES, allowed)),
+        choice("seed", SEEDS),
     ).map(partial(_problem, limits))
 
 
-def _problem(limits: UpProjectionLimits, choices: tuple[object, ...]) -> UpProjectionProblem:
+def _problem(limits: UpProjectionLimits, choices: tuple[Choice, ...]) -> UpProjectionProblem:
     """Fit the sizes to what one example may cost, then let the layouts follow from the shapes."""
-    drawn = _Drawn._make(choices)
+    drawn = _Drawn(**dict(choices))
     heads, latent, value = drawn.model_shape or (drawn.num_heads, drawn.kv_lora_rank, drawn.v_head_dim)
     heads = fitted(heads, _MAX_WEIGHT // max(1, latent * value), limits.num_heads)
     tokens = min(
@@ -209,9 +208,9 @@ def _can_be_wrong(kind: str, limits: UpProjectionLimits) -> bool:
     return True
 
 
-def _made_wrong(limits: UpProjectionLimits, drawn: tuple[str, UpProjectionProblem]) -> UpProjectionProblem:
+def _made_wrong(limits: UpProjectionLimits, drawn: tuple[Choice, UpProjectionProblem]) -> UpProjectionProblem:
     """Give a valid problem its fault, and the least that the fault needs in order to be one."""
-    kind, problem = drawn
+    (_, kind), problem = drawn
     overlap = UP_PROJECTION_INVALID[kind] == "overlap"
     tokens = max(1, problem.num_tokens)
     heads = _positive(problem.num_heads, limits.num_heads)
