@@ -84,7 +84,7 @@ def _special(words: Words, dtype: torch.dtype) -> Float32s:
     return value.astype(np.float32)
 
 
-MAGNITUDES: Final = (31, 15, 7, 3, 1)  # of the pools of integers, falling
+MAGNITUDES: Final = (4095, 1023, 31, 15, 7, 3, 1)  # of the pools of integers, falling
 
 POOLS: Final[dict[str, Maker]] = {
     **{f"integers_{magnitude}": partial(_integers, magnitude=magnitude) for magnitude in MAGNITUDES},

@@ -12,7 +12,8 @@ Note [Up-projection bound]
     3. subnormals="flushed": a product with a subnormal factor may vanish, |x||w| each; a product or sum below
        2⁻¹²⁶ may, and so may a result below the output's normal range.
     4. partials="output dtype": partial sums are rounded to the output's dtype once each and then added in
-       float32. However they are cut, their magnitudes sum to at most S: u_out·S, and η_out for each of up to K.
+       float32. However they are cut, their magnitudes sum to at most S: u_out·S, and η_out for each of the
+       K there may be.
     5. One rounding to the output: u_out of what is rounded, which is at most |y| and all of the above; η_out
        if it is subnormal.
 
@@ -49,9 +50,7 @@ _ETA32: Final = 2.0**-149  # the smallest subnormal float32
 _TAU: Final = 2.0**-9 + 2.0**-20
 _RANGE_MARGIN: Final = 1.0 + 1e-4  # far above the error of the float64 sums themselves
 
-_DENSE_SHARE: Final = (
-    64  # gathering rows for one element in so many costs as much as one product of everything
-)
+_DENSE_SHARE: Final = 64  # gathering rows for one element in so many costs as much as one product of everything
 _DENSE_WORK: Final = 1 << 18  # products below which everything at once is the fewest operations
 _GATHER_ELEMENTS: Final = 1 << 16  # elements of one operand gathered at a time: half a MiB of float64
 

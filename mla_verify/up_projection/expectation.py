@@ -35,9 +35,7 @@ class UpProjectionExpectation:
         return differ(self.kernel, self.baseline, outputs["out"], baseline["out"], skip=skip.get("out"))
 
 
-def expect(
-    problem: UpProjectionProblem, kernel: Kernel, tensors: Mapping[str, Tensor]
-) -> UpProjectionExpectation:
+def expect(problem: UpProjectionProblem, kernel: Kernel, tensors: Mapping[str, Tensor]) -> UpProjectionExpectation:
     """Answer a valid problem from the tensors that the kernel saw.
 
     They are read again while judging, for elements that need their full bound, so they must stay as they are.

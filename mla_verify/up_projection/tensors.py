@@ -12,15 +12,16 @@ from torch import Tensor
 from mla_verify.contract import Placement
 from mla_verify.kernel import Kernel
 from mla_verify.placement import dtype_of, plan
-from mla_verify.values import MAGNITUDES, cut, integers
+from mla_verify.values import cut, integers
 from sanitizer.plan import TensorPlan
 from strategies.layouts import CONTIGUOUS, strides_of
 from strategies.problems import UpProjectionProblem
 
-__all__ = ["exact_limit", "place"]
+__all__ = ["exact_limit", "has_infinities", "place"]
 
 # Integers up to these are exact in the dtype, so every partial sum up to them is.
 _EXACT_INTEGERS: Final = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
+_NARROW: Final = (31, 15, 7, 3, 1)  # magnitudes of the integers in the exact regime, falling
 _SHIFT: Final = 8  # elements by which `out_shifted_over_x` lies behind x, where x is long enough
 
 
@@ -31,6 +32,7 @@ def place(problem: UpProjectionProblem, kernel: Kernel, device: torch.device) ->
     dtype = dtype_of(problem.dtype)
     fault = problem.invalid
     other = torch.float16 if dtype == torch.float32 else torch.float32
+    x_pool, w_pool = _pools(problem, kernel)
     x = plan(
         "x",
         (tokens, heads, latent),
@@ -38,7 +40,7 @@ def place(problem: UpProjectionProblem, kernel: Kernel, device: torch.device) ->
         dtype,
         "input",
         kernel=kernel,
-        values=_x_values(problem, kernel, dtype, device),
+        values=_x_values(problem, kernel, x_pool, dtype, device),
     )
     w_dtype = other if fault == "w_dtype_differs" else dtype
     w_shape = (heads, latent + (fault == "inner_sizes_differ"), width)
@@ -49,7 +51,7 @@ def place(problem: UpProjectionProblem, kernel: Kernel, device: torch.device) ->
         w_dtype,
         "input",
         kernel=kernel,
-        values=cut(_pool(problem, kernel), w_shape, w_dtype, device, seed=problem.seed, tensor="w_uv"),
+        values=cut(w_pool, w_shape, w_dtype, device, seed=problem.seed, tensor="w_uv"),
     )
     rows = tokens + {"out_has_fewer_rows": -1, "out_has_more_rows": 1}.get(fault or "", 0)
     out = plan(
@@ -73,22 +75,45 @@ def exact_limit(problem: UpProjectionProblem, kernel: Kernel) -> int:
     return _EXACT_INTEGERS[problem.dtype if in_output else "float32"]
 
 
-def _pool(problem: UpProjectionProblem, kernel: Kernel) -> str:
+def has_infinities(problem: UpProjectionProblem) -> bool:
+    """Whether x holds an infinity or two: in every other problem of the special regime."""
+    elements = problem.num_tokens * problem.num_heads * problem.kv_lora_rank
+    return problem.regime == "special" and problem.seed % 2 == 1 and elements > 0
+
+
+def _pools(problem: UpProjectionProblem, kernel: Kernel) -> tuple[str, str]:
+    """Where the values of x and of w_uv are cut from."""
     if problem.regime != "exact":
-        return problem.regime
-    limit = exact_limit(problem, kernel)
-    fitting = (size for size in MAGNITUDES if problem.kv_lora_rank * size * size <= limit)
-    return integers(next(fitting, MAGNITUDES[-1]))
+        return problem.regime, problem.regime
+    each = exact_limit(problem, kernel) // max(problem.kv_lora_rank, 1)
+    wide = _wide(problem, kernel)
+    for narrow in _NARROW:
+        if wide is not None and narrow * wide <= each:
+            # Either operand may be the one that a kernel rounds.
+            chosen = (narrow, wide) if problem.seed % 2 == 0 else (wide, narrow)
+            return integers(chosen[0]), integers(chosen[1])
+    fitting = next((size for size in _NARROW if size * size <= each), _NARROW[-1])
+    return integers(fitting), integers(fitting)
+
+
+def _wide(problem: UpProjectionProblem, kernel: Kernel) -> int | None:
+    """Integers that bfloat16 (8 bits) cannot hold, nor TF32 (11 bits) unless the kernel declares it.
+
+    With small ones alone a float32 kernel could round its operands unseen. A 16-bit output would overflow.
+    """
+    if problem.dtype != "float32":
+        return None
+    return 1023 if kernel.arithmetic.multiply == "tf32" else 4095
 
 
 def _x_values(
-    problem: UpProjectionProblem, kernel: Kernel, dtype: torch.dtype, device: torch.device
+    problem: UpProjectionProblem, kernel: Kernel, pool: str, dtype: torch.dtype, device: torch.device
 ) -> Tensor:  # [num_tokens, num_heads, kv_lora_rank]
     shape = (problem.num_tokens, problem.num_heads, problem.kv_lora_rank)
-    values = cut(_pool(problem, kernel), shape, dtype, device, seed=problem.seed, tensor="x")
+    values = cut(pool, shape, dtype, device, seed=problem.seed, tensor="x")
     if problem.regime == "exact" and problem.kv_lora_rank > exact_limit(problem, kernel):
         return _thinned(values, exact_limit(problem, kernel))
-    if problem.regime == "special" and problem.seed % 2 and values.numel():
+    if has_infinities(problem):
         return _with_infinities(values, problem.seed)
     return values
 
