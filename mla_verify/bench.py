@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed as with_seed, settings
+from hypothesis import Phase
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mla_verify.check import check, open_bench
 from mla_verify.devices import one_thread, resolve_device
+from mla_verify.drawing import drawn_into
 from mla_verify.economy import peak_bytes
 from mla_verify.errors import UsageError
 from mla_verify.examine import Bench, examine, kernel_call
@@ -140,7 +141,7 @@ def _phases(bench: Bench, label: str, problem: Problem, repeats: int) -> PhaseRo
     examine(problem, bench)  # pools, pages and caches are touched once, outside the count
     runs: list[dict[str, float]] = []
     for _ in range(repeats):
-        bench.stopwatch = Stopwatch(device=bench.device)
+        bench.stopwatch = Stopwatch(wait_for=bench.device)
         examine(problem, bench)
         runs.append(dict(bench.stopwatch.seconds))
     median = {phase: 1e3 * statistics.median(run.get(phase, 0.0) for run in runs) for phase in PHASES}
@@ -211,15 +212,7 @@ def _rate(kernel: Kernel, device: str) -> RateRow:
 
     def draw() -> float:
         problems.clear()
-        run = with_seed(0)(
-            settings(
-                max_examples=_RATE_EXAMPLES,
-                database=None,
-                deadline=None,
-                phases=(Phase.generate,),
-                suppress_health_check=list(HealthCheck),
-            )(given(strategy)(problems.append))
-        )
+        run = drawn_into(problems.append, strategy, examples=_RATE_EXAMPLES, seed=0, phases=(Phase.generate,))
         started = time.perf_counter()
         run()
         return time.perf_counter() - started
@@ -272,7 +265,11 @@ def print_bench(rows: dict[str, list[dict[str, Any]]], *, to: Console | None = N
         table.add_column(column, justify="right")
     for row in rows["phases"]:
         cells = [f"{row['milliseconds'][phase]:.2f}" for phase in PHASES]
-        ratios = (f"{row['sanitizer_over_rest']:.2f}", f"{row['memory_over_tensors']:.2f}", f"{row['oracle_peak_mib']:.0f}")
+        ratios = (
+            f"{row['sanitizer_over_rest']:.2f}",
+            f"{row['memory_over_tensors']:.2f}",
+            f"{row['oracle_peak_mib']:.0f}",
+        )
         table.add_row(row["contract"], row["problem"], *cells, f"{row['total']:.2f}", *ratios)
     out.print(table)
     out.print()

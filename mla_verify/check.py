@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import torch
-from hypothesis import HealthCheck, Phase, given, seed as with_seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from mla_verify.contracts import contract_named
 from mla_verify.declared import declarations_of
 from mla_verify.devices import one_thread, resolve_device
+from mla_verify.drawing import drawn_into
 from mla_verify.errors import UsageError
 from mla_verify.examine import Bench, examine
 from mla_verify.kernel import Kernel, Unavailable
@@ -87,9 +86,7 @@ def check(
     try:
         bench = open_bench(kernel, device=device)
     except Unavailable as reason:
-        return unavailable_report(
-            kernel=kernel.name, contract=kernel.contract, device=device, reason=str(reason)
-        )
+        return unavailable_report(kernel=kernel.name, contract=kernel.contract, device=device, reason=str(reason))
     tally = Tally(kernel)
     search = _Search(
         bench=bench,
@@ -143,7 +140,7 @@ class _Search:
             round_number += 1
 
     def _round(self, problems: SearchStrategy[Any], examples: int, seed: int, *, invalid: bool) -> int | None:
-        """One Hypothesis run. None when it went through (or ran out of time); else how many examples it took to fail."""
+        """One Hypothesis run. None when it went through or ran out of time; else how many examples it took to fail."""
         target: str | None = None  # the clause that this round shrinks, once one has broken
         smallest: ReportedFinding | None = None
         seen = 0
@@ -165,7 +162,7 @@ class _Search:
             )
             raise VIOLATIONS[finding.clause](finding, kernel=self.bench.kernel.name, problem=text)
 
-        run = with_seed(seed)(_SETTINGS(max_examples=examples)(given(problems)(one_problem)))
+        run = drawn_into(one_problem, problems, examples=examples, seed=seed)
         try:
             run()
         except (tuple(VIOLATIONS.values()), _TimeUp) as ended:  # type: ignore[misc]
@@ -198,16 +195,3 @@ class _Search:
             if (finding.clause == target if target is not None else finding.clause not in self.found)
         ]
         return min(wanted, key=lambda finding: _BY_CAUSE.index(finding.clause), default=None)
-
-
-def _SETTINGS(*, max_examples: int) -> settings:  # noqa: N802 - reads as the decorator that it is
-    return settings(
-        max_examples=max_examples,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-        derandomize=False,
-    )

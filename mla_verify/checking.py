@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -59,12 +59,13 @@ def _restricted(kernel: Kernel, dtypes: tuple[str, ...]) -> Kernel:
 
 
 @contextmanager
-def _progress(name: str, *, shown: bool) -> Iterator[Progress | None]:
+def _progress(name: str, *, shown: bool) -> Generator[Progress | None, None, None]:
     """A progress bar on a terminal, nothing elsewhere."""
     if not shown:
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bar(*columns, console=console(stderr=True), transient=True, refresh_per_second=8) as bar:

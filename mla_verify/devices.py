@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 
@@ -25,13 +26,14 @@ def resolve_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         raise UsageError(f"there is no {name} here: torch sees no GPU; use --device cpu")
-    if device.index is not None and device.index >= count:
+    index = cast("int | None", device.index)  # torch's stubs leave None out
+    if index is not None and index >= count:
         raise UsageError(f"there is no {name} here: torch sees {count} GPU{'s' if count > 1 else ''}")
-    return torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
 @contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
+def one_thread(device: torch.device) -> Generator[None, None, None]:
     """Pin torch to one thread on the CPU: on small tensors the hand-over costs far more than it saves."""
     before = torch.get_num_threads()
     if device.type == "cpu":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def _memory_events(run: Callable[[], object]) -> list[int]:
         activities.append(ProfilerActivity.CUDA)
     with torch.no_grad(), profile(activities=activities, profile_memory=True) as trace:
         run()
-    results = trace.profiler.kineto_results  # type: ignore[union-attr]  # set once the profile has ended
+    results: Any = cast("Any", trace.profiler).kineto_results
     events = [event for event in results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 

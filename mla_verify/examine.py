@@ -46,10 +46,11 @@ class Examination:
 def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination:
     """Run every clause that can be decided on one problem. `economy` adds a profiled run."""
     watch = bench.stopwatch
-    with watch.phase("place"):
-        placement = bench.contract.place(problem, bench.kernel, bench.device)
-    with watch.phase("fill"):
-        bench.arena.load(placement.tensors)
+    watch.start()
+    placement = bench.contract.place(problem, bench.kernel, bench.device)
+    watch.lap("place")
+    bench.arena.load(placement.tensors)
+    watch.lap("fill")
     if problem.invalid is not None:
         return Examination(audit_refusal(kernel_call(bench, placement, state=None), bench.arena).findings)
     state: Any = None
@@ -88,16 +89,17 @@ def _judge(problem: Any, bench: Bench, result: Audit) -> list[Judgement]:
     """The oracle's and the baseline's opinion of what the kernel computed, in that order."""
     watch = bench.stopwatch
     tensors = bench.arena.tensors()  # the inputs as the kernel saw them
-    with watch.phase("oracle"):
-        expectation: Expectation = bench.contract.expect(problem, bench.kernel, tensors)
+    watch.start()
+    expectation: Expectation = bench.contract.expect(problem, bench.kernel, tensors)
+    watch.lap("oracle")
     runs = [result.outputs] if bench.kernel.deterministic else list(result.runs)
-    with watch.phase("bound"):
-        judgements = [expectation.judge(outputs, skip=result.blamed) for outputs in runs]
+    judgements = [expectation.judge(outputs, skip=result.blamed) for outputs in runs]
+    watch.lap("bound")
     if any(judgement.disagreements for judgement in judgements):
         return judgements  # the oracle has spoken; the baseline could only repeat it
-    with watch.phase("baseline"):
-        baseline = bench.contract.baseline(problem, bench.kernel, tensors)
-        judgements += [expectation.differential(outputs, baseline, skip=result.blamed) for outputs in runs]
+    baseline = bench.contract.baseline(problem, bench.kernel, tensors)
+    judgements += [expectation.differential(outputs, baseline, skip=result.blamed) for outputs in runs]
+    watch.lap("baseline")
     return judgements
 
 

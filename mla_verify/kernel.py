@@ -109,7 +109,6 @@ class Kernel:
     notes: tuple[str, ...] = field(default=())  # shown beside the verdict, such as "stage 1 modelled"
 
 
-
 def limits_of(kernel: Kernel) -> Limits:
     """What may be drawn for a kernel: its limits, less what its preconditions take away."""
     limits = kernel.limits or LIMITS[kernel.contract]()

@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     for name, values in PROFILES.items():
         settings.register_profile(name, deadline=None, **values)
-    if config.getoption("mla_shards") < 1:
+    if _option(config, "mla_shards") < 1:
         raise pytest.UsageError(f"--mla-shards must be at least 1, got {config.getoption('mla_shards')}")
     try:
         refuse_foreign_packages()
@@ -75,9 +75,14 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the kernels' items behind whatever else was collected."""
-    for target in config.getoption("mla_kernels"):
+    for target in _option(config, "mla_kernels"):
         collector = KernelCollector.from_parent(session, name=target, nodeid=f"mla-verify::{target}")
         items.extend(collector.collect())
+
+
+def _option(config: pytest.Config, name: str) -> Any:
+    """The value of one of our options; pytest types them all as optional."""
+    return config.getoption(name)
 
 
 def _in_use(config: pytest.Config) -> bool:
@@ -94,11 +99,11 @@ class KernelCollector(pytest.Collector):
         from mla_verify.registry import resolve
 
         try:
-            kernel = resolve(self.name, contract=self.config.getoption("mla_contract"))
-            resolve_device(self.config.getoption("mla_device"))
+            kernel = resolve(self.name, contract=_option(self.config, "mla_contract"))
+            resolve_device(_option(self.config, "mla_device"))
         except UsageError as error:
             raise pytest.UsageError(str(error)) from error
-        shards: int = self.config.getoption("mla_shards")
+        shards: int = _option(self.config, "mla_shards")
         for shard in range(shards):
             yield KernelItem.from_parent(self, name=f"shard-{shard}", kernel=kernel, shard=shard)
 
@@ -125,7 +130,7 @@ class KernelItem(pytest.Item):
             self.kernel,
             examples=profile.max_examples,
             seed=seed + self.shard,
-            device=device_of_worker(self.config.getoption("mla_device"), os.environ.get("PYTEST_XDIST_WORKER")),
+            device=device_of_worker(_option(self.config, "mla_device"), os.environ.get("PYTEST_XDIST_WORKER")),
         )
         if report.verdict == "unavailable":
             pytest.skip(f"{self.kernel.name} is unavailable: {report.unavailable}")
@@ -155,7 +160,7 @@ class KernelFailed(Exception):
 
 def _first_seed(config: pytest.Config, *, derandomized: bool) -> int:
     """The seed of shard 0: as asked, 0 where the profile is derandomised, else the run's own."""
-    asked: int | None = config.getoption("mla_seed")
+    asked: int | None = _option(config, "mla_seed")
     if asked is not None:
         return asked
     return 0 if derandomized else _run_seed(config)
@@ -185,5 +190,5 @@ def pytest_report_header(config: pytest.Config) -> Iterable[str]:
     """Name the kernels and the device in the header."""
     if not _in_use(config):
         return []
-    kernels = ", ".join(config.getoption("mla_kernels"))
+    kernels = ", ".join(_option(config, "mla_kernels"))
     return [f"mla-verify: {kernels} on {config.getoption('mla_device')}"]

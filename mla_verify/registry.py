@@ -162,9 +162,7 @@ def _kernel_of(function: Callable[..., Any], name: str, contract: str, declarati
             known = ", ".join(sorted(limit_fields | _REGISTRATION_FIELDS))
             raise UsageError(f"{name}: there is no declaration {key!r}; there are {known}")
     check_signature(function, contract, name=name, prepared=rest.get("prepare") is not None)
-    kernel = Kernel(
-        name=name, contract=contract, load=lambda: function, limits=LIMITS[contract](**limits), **rest
-    )
+    kernel = Kernel(name=name, contract=contract, load=lambda: function, limits=LIMITS[contract](**limits), **rest)
     _check_declarations(kernel)
     return kernel
 
@@ -190,7 +188,9 @@ def _check_declarations(kernel: Kernel) -> None:
 def _resolve_name(name: str, contract: str | None) -> Kernel:
     names = {kernel.name: kernel for kernel in registered()}
     if name not in names:
-        raise UsageError(f"no kernel is called {name!r}{_close_to(name, list(names))}; `mla-verify list` shows them all")
+        raise UsageError(
+            f"no kernel is called {name!r}{_close_to(name, list(names))}; `mla-verify list` shows them all"
+        )
     if contract not in (None, names[name].contract):
         raise UsageError(f"{name} is registered for the contract {names[name].contract!r}, not {contract!r}")
     return names[name]

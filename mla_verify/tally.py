@@ -29,7 +29,9 @@ class Tally:
     def quarantines(self, problem: Any) -> bool:
         """Whether a known deviation forbids launching this problem; counts it as matched."""
         hit = [
-            index for index, known in enumerate(self.kernel.known_deviations) if known.quarantine and known.problems(problem)
+            index
+            for index, known in enumerate(self.kernel.known_deviations)
+            if known.quarantine and known.problems(problem)
         ]
         for index in hit:
             self.matched[index] = self.matched.get(index, 0) + 1
@@ -70,9 +72,7 @@ class Tally:
             if deviation.state in ("seen", "quarantined") and deviation.matched:
                 known.setdefault(deviation.clause, deviation.reason)
         return {
-            clause: ClauseVerdict("fail")
-            if clause in failed
-            else self._unfailed(clause, known.get(clause))
+            clause: ClauseVerdict("fail") if clause in failed else self._unfailed(clause, known.get(clause))
             for clause in CLAUSES
         }
 

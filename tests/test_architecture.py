@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import pytest
 
@@ -33,14 +33,12 @@ def imports_of(source: str) -> Iterator[tuple[int, str, bool]]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module]
         for name in names:
-            yield node.lineno, name.split(".", 1)[0], id(node) in top
+            yield cast("ast.stmt", node).lineno, name.split(".", 1)[0], id(node) in top
 
 
 def arrows_broken_by(source: str, package: str) -> list[str]:
     """The imports in a source text of `package` that its room must not have."""
-    return [
-        f"line {line} imports {name}" for line, name, _ in imports_of(source) if name in FORBIDDEN[package]
-    ]
+    return [f"line {line} imports {name}" for line, name, _ in imports_of(source) if name in FORBIDDEN[package]]
 
 
 def sources(package: str) -> list[Path]:

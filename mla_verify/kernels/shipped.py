@@ -11,14 +11,12 @@ from mla_verify.registry import add
 __all__ = ["SHIPPED"]
 
 
-
-
 # torch.bmm(out=) checks inner sizes and dtypes only; the rest it accepts, and computes something else.
 _BMM_ACCEPTS: Final = (
     KnownDeviation(
         clause="refusal",
         problems=lambda problem: problem.invalid in ("out_has_fewer_rows", "out_has_more_rows"),
-        reason="torch.bmm(out=) resizes an output of another size with a mere warning: wrong values, written past the view",
+        reason="torch.bmm(out=) resizes an output of another size with a warning: wrong values, also past the view",
         issue="vllm-project/vllm#42561",
     ),
     KnownDeviation(
