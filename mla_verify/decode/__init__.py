@@ -27,9 +27,7 @@ def _limits(kernel: Kernel) -> DecodeLimits:
     if kernel.limits is None:
         return DecodeLimits()
     if not isinstance(kernel.limits, DecodeLimits):
-        raise TypeError(
-            f"{kernel.name}: limits of a decode are DecodeLimits, got {type(kernel.limits).__name__}"
-        )
+        raise TypeError(f"{kernel.name}: limits of a decode are DecodeLimits, got {type(kernel.limits).__name__}")
     return kernel.limits
 
 

@@ -14,7 +14,7 @@ from strategies.problems import DecodeProblem
 
 __all__ = ["BASELINE_ARITHMETIC", "EMPTY_LSE", "baseline"]
 
-BASELINE_ARITHMETIC: Final = Arithmetic(probabilities="fp32", subnormals="flushed")
+BASELINE_ARITHMETIC: Final = Arithmetic(probabilities="fp32", subnormals="flushed", normalise="division")
 """How the baseline rounds. Whether a matrix product flushes subnormals is the platform's choice."""
 
 EMPTY_LSE: Final = {"-inf": -torch.inf, "+inf": torch.inf, "unspecified": -torch.inf}
@@ -41,6 +41,10 @@ def baseline(problem: DecodeProblem, kernel: Kernel, tensors: Mapping[str, Tenso
             position = torch.arange(request.kv_len, device=q.device)
             visible = torch.arange(request.visible.start, request.visible.stop, device=q.device)
             logits.masked_fill_(position >= visible.view(-1, 1, 1), -torch.inf)
-        o[rows] = (torch.softmax(logits, -1) @ keys[:, : problem.kv_lora_rank]).to(o.dtype)
-        lse[rows] = torch.logsumexp(logits, -1)
+        peak = logits.amax(-1, keepdim=True)
+        weights = (logits - peak).exp_()
+        total = weights.sum(-1, keepdim=True)
+        # One division at the end, as the exact uniform regime needs it; torch.softmax divides first.
+        o[rows] = (weights @ keys[:, : problem.kv_lora_rank]).div_(total).to(o.dtype)
+        lse[rows] = (peak + total.log_()).squeeze(-1)
     return {"o": o, "lse": lse} if problem.with_lse else {"o": o}

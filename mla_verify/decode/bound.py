@@ -66,6 +66,7 @@ class Rounding:
     tiny: float
     flushed_below: float  # 0.0 where subnormals are kept
     floors: int  # how many η beside the final one
+    lost: float  # of a value, whatever its size
 
 
 @lru_cache(maxsize=64)
@@ -79,17 +80,17 @@ def rounding_of(arithmetic: Arithmetic, dtype: torch.dtype) -> Rounding:
         product = u_out
         if dtype == torch.float16:
             tiny = 2.0**-25
-    logit = 0.0
+    logit, floors, lost = 0.0, 0, 0.0
     if arithmetic.multiply == "tf32":
         factors = 2 if dtype == torch.float32 else 0  # 16-bit inputs fit into tf32
         logit = (1 + _TF32) ** factors - 1
         product += (factors // 2 + 1) * _TF32  # the value, and the probability, which is float32 until then
-    floors = 0
+        lost = _TF32 * _SMALLEST_NORMAL  # subnormals have fewer bits to lose
     if arithmetic.partials == "output dtype":
         product += u_out
         floors = 1
     flushed_below = limits.smallest_normal if arithmetic.subnormals == "flushed" else 0.0
-    return Rounding(u_out, eta, logit, product, tiny, flushed_below, floors)
+    return Rounding(u_out, eta, logit, product, tiny, flushed_below, floors, lost)
 
 
 def lower_limit_o(rounding: Rounding, lse: Tensor, seen: Tensor) -> Tensor:
@@ -103,9 +104,7 @@ def lower_limit_lse(lse: Tensor, seen: Tensor) -> Tensor:
     return (6 * lse.abs() + 8) * _U + _gamma_of(seen + 8)
 
 
-def o_bound(
-    attention: Attention, rounding: Rounding, lanes: Tensor, columns: Tensor
-) -> tuple[Tensor, Tensor]:
+def o_bound(attention: Attention, rounding: Rounding, lanes: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """The bound at some elements of a request's `o`, and whether it means something: float64 [n], bool [n].
 
     lanes, columns: int64 [n], the elements' places in `attention.o`. Only the lanes and columns that occur are
@@ -150,10 +149,8 @@ class _Weights:
 def _weights(attention: Attention, rounding: Rounding, lanes: Tensor) -> _Weights:
     """Points 1 to 3 of Note [Decode bound], for some lanes (int64 [lanes])."""
     queries, visible = attention.queries[lanes], attention.visible[lanes]
-    if attention.logits is not None:
-        logits = attention.logits[lanes]
-    else:
-        logits = logits_of(attention.keys, queries, visible)
+    held = attention.logits
+    logits = logits_of(attention.keys, queries, visible) if held is None else held[lanes]
     hidden = logits == -torch.inf
     magnitude, lost = _magnitudes(attention, rounding, queries)
     magnitude.masked_fill_(hidden, 0.0)
@@ -161,9 +158,7 @@ def _weights(attention: Attention, rounding: Rounding, lanes: Tensor) -> _Weight
     peak, lse = logits.amax(1, keepdim=True), attention.lse[lanes].unsqueeze(1)
     below = (peak - logits).masked_fill_(hidden, 0.0)
     # Beyond 1 the lane is not usable, and expm1 could only overflow.
-    error = (
-        torch.expm1(slip.clamp(max=1.0) + 2 * _U * (below + lse.abs())).add_(4 * _U).masked_fill_(hidden, 0.0)
-    )
+    error = torch.expm1(slip.clamp(max=1.0) + 2 * _U * (below + lse.abs())).add_(4 * _U).masked_fill_(hidden, 0.0)
     p = (logits - peak).exp_().div_(attention.total[lanes].unsqueeze(1))
     seen = visible.to(torch.float64)
     den = (p * error).sum(1) + seen * _SMALLEST_NORMAL + _gamma_of(seen + 8)
@@ -189,9 +184,7 @@ def _magnitudes(attention: Attention, rounding: Rounding, queries: Tensor) -> tu
     return magnitude, (magnitude - normal).clamp_(min=0.0).add_(floor)
 
 
-def _o_block(
-    attention: Attention, rounding: Rounding, lanes: Tensor, columns: Tensor
-) -> tuple[Tensor, Tensor]:
+def _o_block(attention: Attention, rounding: Rounding, lanes: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Bound and judged of all these lanes × all these columns: float64 and bool [lanes, columns]."""
     weights = _weights(attention, rounding, lanes)
     p, seen = weights.p, weights.seen.unsqueeze(1)
@@ -209,7 +202,7 @@ def _o_block(
     o = attention.o[lanes][:, columns].abs()
     bound = b + rounding.u_out * (o + b)
     vacuous = bound > largest  # before the floors, which alone may exceed subnormal values
-    bound += rounding.eta * (1 + rounding.floors) + (seen + 2) * _SMALLEST_SUBNORMAL
+    bound += rounding.eta * (1 + rounding.floors) + (seen + 2) * _SMALLEST_SUBNORMAL + rounding.lost
     if rounding.flushed_below:
         bound += flushed + (seen + 2) * _SMALLEST_NORMAL
     within = attention.total[lanes].unsqueeze(1) * largest < _LARGEST

@@ -77,8 +77,8 @@ def expect(problem: DecodeProblem, kernel: Kernel, tensors: Mapping[str, Tensor]
     lse = torch.full(shape, EMPTY_LSE[kernel.empty_lse], dtype=torch.float64, device=q.device)
     for attention in found:
         rows = attention.request.seeing
-        o[rows] = attention.o.view(-1, *o.shape[1:])
-        lse[rows] = attention.lse.view(-1, shape[1])
+        o[rows] = attention.o.view(len(attention.request.visible), *o.shape[1:])
+        lse[rows] = attention.lse.view(len(attention.request.visible), shape[1])
     values = _Values(problem, geometry, found, o, lse)
     return DecodeExpectation(
         _references(values, kernel.arithmetic),
@@ -148,9 +148,7 @@ def _exact_o(values: _Values, arithmetic: Arithmetic, dtype: torch.dtype) -> Ten
         return None
     if problem.regime == "retrieval" and dtype != torch.float32:
         return round_once(values.o, dtype)
-    one_division = (
-        arithmetic.normalise == "division" and arithmetic.partials == "fp32" and problem.num_kv_splits == 1
-    )
+    one_division = arithmetic.normalise == "division" and arithmetic.partials == "fp32" and problem.num_kv_splits == 1
     if problem.regime == "uniform" and one_division:
         return values.o.float().to(dtype)
     return None
@@ -181,9 +179,7 @@ def _bound_of(values: _Values, rounding: Rounding, elements: _Elements) -> Bound
             if mine.shape[0] == 0:
                 continue
             lanes = (rows[mine] - seeing.start) * num_heads + heads[mine]
-            limits[mine], judged[mine] = elements(
-                attention, rounding, (lanes, *(part[mine] for part in rest))
-            )
+            limits[mine], judged[mine] = elements(attention, rounding, (lanes, *(part[mine] for part in rest)))
         return limits, judged
 
     return bound

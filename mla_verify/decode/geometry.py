@@ -81,4 +81,4 @@ def cache_rows(kv_buffer: Tensor, request: Request, start: int, stop: int) -> Te
     page_size, width = kv_buffer.shape[1], kv_buffer.shape[3]
     ids = request.pages[start // page_size : -(-stop // page_size)]
     pages = kv_buffer.index_select(0, torch.from_numpy(ids).to(kv_buffer.device))
-    return pages.view(-1, width)[: stop - start]
+    return pages.view(len(ids) * page_size, width)[: stop - start]

@@ -21,9 +21,7 @@ def make_invalid(problem: DecodeProblem, plans: tuple[TensorPlan, ...]) -> tuple
     """Break what `problem.invalid` names (a key of `strategies.invalid.DECODE_INVALID`)."""
     by_name = {plan.name: plan for plan in plans}
     if problem.invalid not in _FAULTS:
-        raise ValueError(
-            f"{problem.invalid!r} is no fault of a decode problem; there are {', '.join(_FAULTS)}"
-        )
+        raise ValueError(f"{problem.invalid!r} is no fault of a decode problem; there are {', '.join(_FAULTS)}")
     _FAULTS[problem.invalid](problem, by_name)
     return tuple(by_name.values())
 
@@ -55,9 +53,7 @@ def _o_heads_differ(problem: DecodeProblem, plans: Plans) -> None:
 
 def _kv_dtype_differs(problem: DecodeProblem, plans: Plans) -> None:
     dtype = _other(plans["kv_buffer"].dtype)
-    plans["kv_buffer"] = replace(
-        plans["kv_buffer"], dtype=dtype, values=_values(plans["kv_buffer"]).to(dtype)
-    )
+    plans["kv_buffer"] = replace(plans["kv_buffer"], dtype=dtype, values=_values(plans["kv_buffer"]).to(dtype))
 
 
 def _o_dtype_differs(problem: DecodeProblem, plans: Plans) -> None:

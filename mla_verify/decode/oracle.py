@@ -58,15 +58,13 @@ def answer(
     return tuple(found)
 
 
-def _attend(
-    request: Request, keys: Keys, q: Tensor, *, kv_lora_rank: int, scale: float, keep: int
-) -> Attention:
+def _attend(request: Request, keys: Keys, q: Tensor, *, kv_lora_rank: int, scale: float, keep: int) -> Attention:
     """Naive attention: every logit, then exp(logit − largest) · v / sum, by blocks of lanes."""
     num_heads = q.shape[1]
-    queries = (q[request.seeing].to(torch.float64) * scale).reshape(-1, q.shape[2])
+    lanes, kv_len = len(request.visible) * num_heads, request.kv_len
+    queries = (q[request.seeing].to(torch.float64) * scale).reshape(lanes, q.shape[2])
     visible = torch.arange(request.visible.start, request.visible.stop, device=q.device)
     visible = visible.repeat_interleave(num_heads)
-    lanes, kv_len = queries.shape[0], request.kv_len
     o, lse, total = queries.new_empty(lanes, kv_lora_rank), queries.new_empty(lanes), queries.new_empty(lanes)
     block, logits = max(1, _TILE // kv_len), None
     for start in range(0, lanes, block):

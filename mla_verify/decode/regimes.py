@@ -42,7 +42,10 @@ _UNIFORM_MAGNITUDE: Final = 15  # 15 times a million keys still add up exactly i
 
 
 def values_of(problem: DecodeProblem, geometry: Geometry, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Values of q [num_rows, num_heads, width] and of the cache [num_pages, page_size, 1, width]. Never write to them."""
+    """Values of q and of the cache: [num_rows, num_heads, width] and [num_pages, page_size, 1, width].
+
+    Never write to them: they may be views of a pool.
+    """
     width = problem.kv_lora_rank + problem.qk_rope_head_dim
     dtype = dtype_of(problem.dtype)
     q_shape = (problem.num_rows, problem.num_heads, width)
@@ -52,9 +55,7 @@ def values_of(problem: DecodeProblem, geometry: Geometry, device: torch.device) 
         return cut(pool, shape, dtype, device, seed=problem.seed, tensor=tensor)
 
     if problem.regime == "uniform":
-        return torch.zeros(q_shape, dtype=dtype, device=device), pooled(
-            integers(_UNIFORM_MAGNITUDE), kv_shape, "kv"
-        )
+        return torch.zeros(q_shape, dtype=dtype, device=device), pooled(integers(_UNIFORM_MAGNITUDE), kv_shape, "kv")
     if problem.regime == "special":
         return pooled("special", q_shape, "q"), pooled("special", kv_shape, "kv")
     q, kv = pooled("gaussian", q_shape, "q"), pooled("gaussian", kv_shape, "kv")
@@ -138,9 +139,7 @@ def _codes_of(request: Request, bits: int, num_heads: int, words: Words) -> _Cod
         return _Codes(of_keys, np.zeros((0, num_heads, bits), np.float32))
     lanes = words[2:].reshape(seeing, num_heads)
     limit = np.minimum(np.array(visible), np.where(np.arange(seeing) > probe, last, kv_len))
-    choice = np.searchsorted(coded, limit).astype(np.uint64)[
-        :, None
-    ]  # how many coded keys each row may target
+    choice = np.searchsorted(coded, limit).astype(np.uint64)[:, None]  # how many coded keys each row may target
     target = coded[(lanes >> np.uint64(1)) % choice]  # [seeing, num_heads]
     to_probe = (lanes[probe] & np.uint64(1)).astype(bool)
     to_probe[:1] = True
@@ -171,9 +170,7 @@ def _hashed(count: int, seed: int, purpose: str) -> Words:
     """Words that follow from the seed and the purpose alone, on every platform (splitmix64)."""
     start = np.uint64(zlib.crc32(f"{seed}:{purpose}".encode()))
     with np.errstate(over="ignore"):
-        words = (np.arange(1, count + 1, dtype=np.uint64) + (start << np.uint64(20))) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
+        words = (np.arange(1, count + 1, dtype=np.uint64) + (start << np.uint64(20))) * np.uint64(0x9E3779B97F4A7C15)
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

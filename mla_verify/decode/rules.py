@@ -40,18 +40,13 @@ def row_rules(problem: DecodeProblem, kernel: Kernel, geometry: Geometry) -> dic
     return rules
 
 
-def undecided(
-    problem: DecodeProblem, kernel: Kernel, geometry: Geometry, device: torch.device
-) -> dict[str, Tensor]:
+def undecided(problem: DecodeProblem, kernel: Kernel, geometry: Geometry, device: torch.device) -> dict[str, Tensor]:
     """Elements whose value nothing decides, as bool masks of the outputs' shapes; outputs without any are left out."""
     shapes = {
         "o": (problem.num_rows, problem.num_heads, problem.kv_lora_rank),
         "lse": (problem.num_rows, problem.num_heads),
     }
     return {
-        name: (rows != Element.DETERMINED)
-        .to(device)
-        .view(-1, *(1,) * (len(shapes[name]) - 1))
-        .expand(shapes[name])
+        name: (rows != Element.DETERMINED).to(device).view(-1, *(1,) * (len(shapes[name]) - 1)).expand(shapes[name])
         for name, rows in row_rules(problem, kernel, geometry).items()
     }

@@ -1,8 +1,8 @@
-"""The tensors of a decode problem: both forms of the cache's index, the cache with its unused slots, and the outputs."""
+"""The tensors of a decode problem: queries, the cache with its unused slots, its index in two forms, the outputs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mla_verify.contract import Placement
-from mla_verify.decode.invalid import make_invalid
 from mla_verify.decode.geometry import Geometry, geometry_of
+from mla_verify.decode.invalid import make_invalid
 from mla_verify.decode.regimes import values_of
 from mla_verify.decode.rules import row_rules
 from mla_verify.kernel import Kernel
@@ -22,8 +22,8 @@ from strategies.problems import DecodeProblem
 
 __all__ = ["ARGUMENTS", "OUTPUTS", "place"]
 
-OUTPUTS = ("o", "lse")
-ARGUMENTS = (
+OUTPUTS: Final = ("o", "lse")
+ARGUMENTS: Final = (
     "q",
     "kv_buffer",
     "o",
@@ -39,6 +39,8 @@ ARGUMENTS = (
     "sm_scale",
     "num_kv_splits",
 )
+
+_PLAIN: Final = Fills()
 
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
@@ -99,9 +101,7 @@ def _attention_plans(
         rules=rules["o"].view(-1, 1, 1) if "o" in rules else None,
         form=problem.out_form,
     )
-    query = plan(
-        "q", tuple(q.shape), problem.q_layout, dtype, "input", kernel=kernel, values=q, live=live_rows
-    )
+    query = plan("q", tuple(q.shape), problem.q_layout, dtype, "input", kernel=kernel, values=q, live=live_rows)
     if not problem.with_lse:
         return query, cache, o
     lse = plan(
@@ -137,7 +137,7 @@ def _index_plans(
         values: Int32s,
         live: Bools | None = None,
         layout: Layout = CONTIGUOUS,
-        fills: Fills = Fills(),
+        fills: Fills = _PLAIN,
     ) -> TensorPlan:
         mask: Tensor | None = None if live is None or live.all() else torch.from_numpy(live).to(device)
         return plan(

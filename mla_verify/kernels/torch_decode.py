@@ -7,6 +7,7 @@ stage 2 merges the splits. This is how AITER's `mla_decode_fwd` and most decode 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -112,7 +113,8 @@ def _attend_splits(
     chunk = -(-kv_len // num_kv_splits)
     splits = -(-kv_len // chunk)
     keys = q.new_zeros(splits * chunk, width, dtype=torch.float32)  # zeros behind the last key, masked below
-    keys[:kv_len] = kv_buffer.index_select(0, request.pages).reshape(-1, width)[:kv_len]
+    pages = kv_buffer.index_select(0, request.pages)
+    keys[:kv_len] = pages.view(pages.shape[0] * pages.shape[1], width)[:kv_len]
     keys = keys.view(splits, chunk, width)
     queries = q[rows].reshape(q_len * num_heads, width).float()
     scores = torch.matmul(queries, keys.transpose(1, 2)).mul_(sm_scale)  # [splits, q_len · num_heads, chunk]
@@ -125,9 +127,8 @@ def _attend_splits(
     total = weights.sum(2, keepdim=True)
     partial = torch.matmul(weights, keys[:, :, : scratch.logits.shape[3]])
     partial.div_(total.masked_fill(total == 0, 1.0))
-    by_row = (splits, q_len, num_heads, -1)
-    scratch.logits[rows, :splits] = partial.view(by_row).transpose(0, 1)
-    scratch.attn_lse[rows, :splits] = (peak + total.log_()).view(by_row).transpose(0, 1)
+    scratch.logits[rows, :splits] = partial.view(splits, q_len, num_heads, partial.shape[2]).transpose(0, 1)
+    scratch.attn_lse[rows, :splits] = (peak + total.log_()).view(splits, q_len, num_heads, 1).transpose(0, 1)
     return splits
 
 
@@ -174,7 +175,7 @@ def _requests(
             raise ValueError(f"o overlaps {name}: it would be overwritten while it is still read")
     q_starts, page_starts = qo_indptr.tolist(), kv_indptr.tolist()
     last_lens = kv_last_page_lens.tolist()
-    if any(end < start for start, end in zip(page_starts, page_starts[1:], strict=False)):
+    if any(end < start for start, end in pairwise(page_starts)):
         raise ValueError(f"kv_indptr falls: {page_starts}")
     if page_starts[-1] > kv_indices.shape[0]:
         raise ValueError(f"kv_indptr ends at {page_starts[-1]}, kv_indices holds {kv_indices.shape[0]} page ids")
