@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from sanitizer.containment import describe_strays
 from sanitizer.finding import Finding
+from sanitizer.kept import KeptMemory
 from sanitizer.laying import Layer, Memory, lay_large, lay_small
 from sanitizer.placed import Placed, place, strided_view
 from sanitizer.plan import Element, TensorPlan
-from sanitizer.secrets import Secret, fill_with_secret
+from sanitizer.secrets import Secret
 
 __all__ = ["Arena"]
 
@@ -32,6 +34,7 @@ class Arena:
         self.device = torch.empty(0, device=device).device
         self._arena = Memory(self.device)
         self._image = Memory(self.device)
+        self.kept = KeptMemory()  # what kernels audited in this arena hold on to between calls
         self._plans: Sequence[TensorPlan] = ()
         self._placed: dict[str, Placed] = {}
         self._writable: list[Placed] = []
@@ -49,6 +52,11 @@ class Arena:
     def plans(self) -> Sequence[TensorPlan]:
         """What is loaded."""
         return self._plans
+
+    @property
+    def size(self) -> int:
+        """Bytes that the loaded problem takes, guards included."""
+        return self._size
 
     @property
     def nbytes(self) -> int:
@@ -191,13 +199,26 @@ class Arena:
         """Whether `tensor` is the loaded tensor `name` itself: its address, shape, strides and dtype."""
         return _metadata(tensor) == self._expected.get(name)
 
+    def storages(self) -> set[int]:
+        """Identities of the storages that belong to the arena."""
+        own = [self._arena.data, *self._owners.values()]
+        return {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in own}
+
+    def arena_view(self, tensor: Tensor) -> Callable[[], Tensor] | None:
+        """How to read, after a later `poison`, what lies where `tensor` does; None if that is not in the arena."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() != self._arena.data.untyped_storage().data_ptr():
+            return None
+        dtype, shape, strides, first = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+        return lambda: self._arena.typed(dtype).as_strided(shape, strides, first)
+
     def stray(self, *, outputs: bool = True) -> list[Finding]:
         """Every byte that is not what it was and had to be, as `containment` findings; the arena is whole afterwards.
 
         Outputs and workspaces may have been written, untouched elements aside; with `outputs=False` they may not.
         """
         if outputs:
-            self._put_outputs_back()
+            self.put_outputs_back()
         size, row = self._size, self._row or 0
         image = self._image_of(row)
         arena = self._arena.data[:size]
@@ -209,7 +230,9 @@ class Arena:
         arena.copy_(image)
         return findings
 
-    def _put_outputs_back(self) -> None:
+    def put_outputs_back(self) -> None:
+        """Restore what a kernel may write, unseen the rest: the next `stray` under the same secret judges both runs."""
+        self._clean = True
         first = (self._row or 0) * self._size if self._small else 0
         for placed in self._writable:
             if placed.plan.over is not None:

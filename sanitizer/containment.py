@@ -37,9 +37,9 @@ def _in_elements(changed: Tensor, placed: Placed, outputs: Sequence[Placed]) -> 
     plan, item = placed.plan, placed.itemsize
     if placed.extent == 0:
         return []
-    mask = changed.as_strided(
-        (*plan.shape, item), (*(stride * item for stride in plan.strides), 1), placed.start
-    ).any(-1)
+    mask = changed.as_strided((*plan.shape, item), (*(stride * item for stride in plan.strides), 1), placed.start).any(
+        -1
+    )
     if not bool(mask.any()):
         return []
     addresses = _addresses(changed, placed.start, placed.end)
@@ -50,7 +50,10 @@ def _in_elements(changed: Tensor, placed: Placed, outputs: Sequence[Placed]) -> 
             parts = [(mask & live, "input {} was changed"), (mask & ~live, "{} was changed, where no request owns it")]
     elif plan.rules is not None:
         untouched = (plan.rules.to(mask.device) == Element.UNTOUCHED).expand(plan.shape)
-        parts = [(mask & untouched, "{} was written, which had to stay untouched"), (mask & ~untouched, "{} was written")]
+        parts = [
+            (mask & untouched, "{} was written, which had to stay untouched"),
+            (mask & ~untouched, "{} was written"),
+        ]
     else:
         parts = [(mask, "{} was written")]
     return [

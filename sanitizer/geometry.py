@@ -43,16 +43,14 @@ def run_boxes(box: Box, period: int) -> list[Box]:
 
 
 def gap_boxes(shape: Sequence[int], strides: Sequence[int]) -> list[Box] | None:
-    """The elements inside the extent that belong to nobody, one box per level of strides, relative to the first element.
+    """The elements inside the extent that belong to nobody, one box per level, counted from the first element.
 
     Levels are dimensions in the order of their strides: a level has a gap where its stride is longer than what the
     levels below it reach. None where blocks overlap, because then gaps have no such form.
     """
     if 0 in shape:
         return []
-    levels = sorted(
-        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True
-    )
+    levels = sorted(((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)
     boxes: list[Box] = []
     reach = 1  # of all levels below the current one, in elements
     for depth in range(len(levels) - 1, -1, -1):

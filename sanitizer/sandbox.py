@@ -207,7 +207,7 @@ class _ForkServer:
 
     def fork(self, setup: Mapping[str, Any]) -> _Worker:
         ours, theirs = socket.socketpair()
-        stderr = tempfile.TemporaryFile()
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the worker is buried
         with theirs:
             send(self._control, {"setup": setup})
             socket.send_fds(self._control, [b"."], [theirs.fileno(), stderr.fileno()])
@@ -229,7 +229,7 @@ class _ForkServer:
 
 def _spawn(setup: Mapping[str, Any]) -> _Worker:
     ours, theirs = socket.socketpair()
-    stderr = tempfile.TemporaryFile()
+    stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the worker is buried
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "sanitizer.worker", str(theirs.fileno()), str(stderr.fileno()), json.dumps(setup)],

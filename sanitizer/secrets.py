@@ -101,7 +101,7 @@ def carrier_view(tensor: Tensor) -> Tensor:
 
 
 def secret_pattern(dtype: torch.dtype, fill: Fill, count: int, device: torch.device) -> Tensor:
-    """[count] elements of `dtype` holding `fill`; shared with other callers up to PERIOD elements, so not to be written."""
+    """[count] elements of `dtype` holding `fill`; shared with other callers, so not to be written."""
     words = carrier_of(dtype)[1]
     pattern = _grown(dtype, fill, min(count, PERIOD), device)[: count * words]
     if count > PERIOD:
