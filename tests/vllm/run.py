@@ -1,8 +1,8 @@
 """Check the kernels of several vLLM versions, one process each, and compare the verdicts with expected.json.
 
-    python tests/vllm/run.py [--from .vllm] [--examples 500] [--seed 0] [--details]
+    python tests/vllm/run.py [--folder .vllm] [--examples 500] [--seed 0] [--details]
 
-Exit code 0 where every verdict is the expected one, 1 otherwise. `install.py` has to have run before.
+Installs first what is missing (install.py). Exit code 0 where every verdict is the expected one, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -108,17 +108,17 @@ def lines(expected: Expectation, outcome: Outcome, wrong: Sequence[str], *, deta
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, check, print a table."""
     parser = argparse.ArgumentParser(description="Check vLLM's kernels version by version.")
-    parser.add_argument("--from", dest="folder", type=Path, default=_DEFAULT_FOLDER, help="where install.py put them")
+    parser.add_argument("--folder", type=Path, default=_DEFAULT_FOLDER, help="where the versions lie")
     parser.add_argument("--examples", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--details", action="store_true", help="also print what became of each known deviation")
     options = parser.parse_args(arguments)
+    versions = sorted({expected.version for expected in expectations()})
+    installer = [sys.executable, str(_HERE / "install.py"), "--into", str(options.folder), *versions]
+    subprocess.run(installer, check=True)
     surprises = 0
     for expected in expectations():
-        if not (options.folder / expected.version).is_dir():
-            outcome = Outcome(None, f"{options.folder / expected.version} is missing; run tests/vllm/install.py first")
-        else:
-            outcome = check(expected, options.folder, examples=options.examples, seed=options.seed)
+        outcome = check(expected, options.folder, examples=options.examples, seed=options.seed)
         wrong = differences(expected, outcome)
         surprises += bool(wrong)
         print("\n".join(lines(expected, outcome, wrong, details=options.details)), flush=True)
