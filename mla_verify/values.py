@@ -42,14 +42,14 @@ def _integers(words: Words, _dtype: torch.dtype, *, magnitude: int) -> Float32s:
 
 
 def _gaussian(words: Words, _dtype: torch.dtype) -> Float32s:
-    """Nearly normal, deviation 1.15, at most 4: a sum of four 16-bit uniforms, and six more bits."""
+    """Nearly normal, deviation 1.15, at most 4: a sum of four 16-bit uniforms, and twelve more bits."""
     total = np.zeros(words.shape, np.int64)
     for shift in (0, 16, 32, 48):
         total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64)
     centred = total - 2 * 0xFFFF  # 18 bits and a sign
-    # The sum alone would leave float32's last six bits zero, and a kernel that drops them unseen.
-    low = ((words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(58)).astype(np.int64)
-    return ((centred << 6) + low).astype(np.float32) * np.float32(2.0**-21)
+    # The sum alone would leave float32's last bits zero, and a kernel that drops them unseen.
+    low = ((words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(52)).astype(np.int64)
+    return ((centred << 12) + low).astype(np.float32) * np.float32(2.0**-27)
 
 
 def _extreme(words: Words, dtype: torch.dtype) -> Float32s:
