@@ -143,8 +143,8 @@ class Arena:
         """How many bytes from the beginning of its storage `tensor` may reach: to the end of what it is a view of."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() != self._arena.data.untyped_storage().data_ptr():
-            return storage.nbytes()
-        first = tensor.storage_offset() * tensor.itemsize
+            return int(storage.nbytes())
+        first = int(tensor.storage_offset()) * tensor.itemsize
         ends = [placed.end for placed in self._placed.values() if placed.low <= first <= placed.end]
         return max(ends, default=first)
 

@@ -7,8 +7,8 @@ C++ operators allocate for themselves, other threads and raw storages is out of 
 
 from __future__ import annotations
 
+import inspect
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.dlpack import from_dlpack, to_dlpack
+
+# pyright takes torch.utils.dlpack's own re-export for private; torch documents it there.
+from torch.utils.dlpack import from_dlpack, to_dlpack  # pyright: ignore[reportPrivateImportUsage]
 
 from sanitizer.finding import Finding
 from sanitizer.plan import Fills
@@ -54,6 +56,7 @@ _INITIALISED: Final = _overloads(
     "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full"
 )
 _RESIZES: Final = _overloads("resize_", "resize_as_")
+_HANDLED: Final = _UNINITIALISED | _INITIALISED | _RESIZES
 
 
 def scratch_fill(secret: Secret, *, marked: bool) -> Fill:
@@ -142,15 +145,13 @@ class Interceptor(TorchDispatchMode):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._handlers = _HANDLERS
 
     def __torch_dispatch__(
         self, func: _Operator, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Pass every operator on; guard what hands out memory."""
-        handler = self._handlers.get(func)
-        if handler is not None:
-            return handler(self, func, args, kwargs or {})
+        if func in _HANDLED:
+            return self._handle(func, args, kwargs or {})
         if kwargs and "out" in kwargs:
             return self._run_with_out(func, args, kwargs)
         result = func(*args, **kwargs) if kwargs else func(*args)
@@ -158,7 +159,20 @@ class Interceptor(TorchDispatchMode):
             self._track(result)
         return result
 
-    # Handlers
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare every operator a wrapper that imports torch._dynamo (over a second) and costs microseconds a call.
+
+        Frames under a dispatch mode are not compiled anyway.
+        """
+        return False
+
+    def _handle(self, func: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in _UNINITIALISED:
+            return self._uninitialised(func, args, kwargs)
+        if func in _RESIZES:
+            return self._resized(func, args, kwargs)
+        return self._initialised(func, args, kwargs)
 
     def _uninitialised(self, func: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made, started = func(*args, **kwargs), perf_counter()
@@ -204,7 +218,7 @@ class Interceptor(TorchDispatchMode):
         old = old[first : min(limit, first + grown.untyped_storage().nbytes())].view(words)
         whole = torch.empty(0, dtype=words, device=tensor.device).set_(grown.untyped_storage())
         whole[: old.numel()].copy_(old)
-        tensor.set_(grown)
+        tensor.set_(grown.untyped_storage(), 0, grown.shape, grown.stride())
 
     def _run_with_out(self, func: _Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator with `out=`: a guarded tensor that it has to enlarge moves to memory that can be."""
@@ -291,13 +305,6 @@ class Interceptor(TorchDispatchMode):
         return next((scratch for scratch in self.scratches if scratch.given.cdata == cdata and scratch.alive), None)
 
 
-_HANDLERS: Final[dict[_Operator, Callable[..., Any]]] = {
-    **dict.fromkeys(_UNINITIALISED, Interceptor._uninitialised),
-    **dict.fromkeys(_INITIALISED, Interceptor._initialised),
-    **dict.fromkeys(_RESIZES, Interceptor._resized),
-}
-
-
 def guard_findings(scratches: Sequence[Scratch]) -> list[Finding]:
     """Which guards are not what they were. One comparison for all of them; details only when it fails."""
     if not scratches:
@@ -325,7 +332,7 @@ def guard_findings(scratches: Sequence[Scratch]) -> list[Finding]:
 
 def _caller() -> tuple[str, int]:
     """File and line of the innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
         if name != __file__ and not name.startswith(_TORCH_FOLDER):

@@ -159,5 +159,4 @@ def _all_words(given: StorageWeakRef, device: torch.device) -> Tensor:
     """[bytes] the whole of a storage that is still alive."""
     # torch offers no public way from a weak reference to its storage; its own code goes the same way.
     storage = torch.UntypedStorage._new_with_weak_ptr(given.cdata)  # pyright: ignore[reportPrivateUsage]
-    empty = torch.empty(0, dtype=torch.uint8, device=device)
-    return empty if storage is None else empty.set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

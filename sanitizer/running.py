@@ -190,7 +190,7 @@ def _called(call: Call, tensors: dict[str, Tensor], interceptor: Interceptor, de
         return Left({}, _without_locals(error))
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is what we are here to report
         return Left({}, _without_locals(error))
-    return Left({name: out for name, out in (returned or {}).items() if out is not None}, None)
+    return Left(returned or {}, None)
 
 
 def _without_locals(error: BaseException) -> BaseException:
