@@ -28,8 +28,12 @@ Note [Decode bound]
     limit, has an infinite bound. One above max|v| is reported as not judged: any mixture of the values would pass.
 
 Note [Decode bound, lower limit]
-    Since A_k ≥ 0 and ŝ ≥ s_k, every e_k is at least e₀ = 2u·|lse| + 4u; since Σp|v| ≥ |o|,
-    bound(o) ≥ (2·e₀ + ρ + 2·γ_{n+8} + u_out)·|o| + η. That needs no pass over the keys (Note [Lazy bound]).
+    The likeliest key t is known without another pass over the keys: its logit ŝ, its probability p_t and what it
+    gives to the output, p_t·v_t. Since A_k ≥ |s_k| and ŝ ≥ s_k, every e_k is at least e₀ = 2u·|lse| + 4u, e_t is at
+    least e₀ + γ_{D+2}·|ŝ|, and den at least e₀ + p_t·γ_{D+2}·|ŝ| + γ_{n+8}. Since |o − p_t·v_t| cannot exceed what the
+    other keys give, Σp|v| is at least the spread |p_t·v_t| + |o − p_t·v_t|. So
+        bound(o) ≥ (e₀ + ρ + den + γ_{n+8})·spread + γ_{D+2}·|ŝ|·|p_t·v_t| + u_out·|o| + η.
+    Nearly every element of a right kernel lies within that (Note [Lazy bound]).
 """
 
 from __future__ import annotations
@@ -41,10 +45,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mla_verify.decode.oracle import Attention, logits_of, tiles_of
+from mla_verify.decode.oracle import Answer, Attention, logits_of, tiles_of
 from mla_verify.kernel import Arithmetic
 
-__all__ = ["Rounding", "lower_limit_lse", "lower_limit_o", "lse_bound", "o_bound", "rounding_of"]
+__all__ = ["Rounding", "LowerLimits", "lower_limits", "lse_bound", "o_bound", "rounding_of"]
 
 _U: Final = 2.0**-24
 _SMALLEST_NORMAL: Final = 2.0**-126  # of float32
@@ -67,6 +71,15 @@ class Rounding:
     flushed_below: float  # 0.0 where subnormals are kept
     floors: int  # how many η beside the final one
     lost: float  # of a value, whatever its size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowerLimits:
+    """What the bounds are nowhere below, whatever the arithmetic; rows that see no key have a meaningless lse."""
+
+    o: Tensor  # float64 [num_rows, num_heads, kv_lora_rank]; to this come ρ·spread, u_out·|o| and η
+    spread: Tensor  # float64 [num_rows, num_heads, kv_lora_rank]: at most Σp|v|
+    lse: Tensor  # float64 [num_rows, num_heads]
 
 
 @lru_cache(maxsize=64)
@@ -93,15 +106,17 @@ def rounding_of(arithmetic: Arithmetic, dtype: torch.dtype) -> Rounding:
     return Rounding(u_out, eta, logit, product, tiny, flushed_below, floors, lost)
 
 
-def lower_limit_o(rounding: Rounding, lse: Tensor, seen: Tensor) -> Tensor:
-    """What `bound(o) / |o|` is nowhere below; lse, seen (how many keys a lane sees, float64): [...]."""
-    weight = 2 * _U * lse.abs() + 4 * _U
-    return 2 * weight + 2 * _gamma_of(seen + 8) + (rounding.product + rounding.u_out)
-
-
-def lower_limit_lse(lse: Tensor, seen: Tensor) -> Tensor:
-    """What the bound of an lse is nowhere below; lse, seen: [...]."""
-    return (6 * lse.abs() + 8) * _U + _gamma_of(seen + 8)
+def lower_limits(answer: Answer, seen: Tensor, width: int) -> LowerLimits:
+    """Note [Decode bound, lower limit]; seen: float64 [num_rows, 1], how many keys a row sees; width: D."""
+    lse = answer.lse.masked_fill(seen == 0, 0.0)
+    weight = (2 * lse.abs_() + 4).mul_(_U)
+    gamma_n = _gamma_of(seen + 8)
+    top_slip = answer.peak.abs() * _gamma(width + 2)
+    den = weight + gamma_n + top_slip / answer.total
+    top = answer.top.abs()
+    spread = (answer.o - answer.top).abs_().add_(top)
+    o = top.mul_(top_slip.unsqueeze(2)).addcmul_((weight + den + gamma_n).unsqueeze(2), spread)
+    return LowerLimits(o, spread, den + 4 * _U * (lse + 1))
 
 
 def o_bound(attention: Attention, rounding: Rounding, lanes: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mla_verify.contract import Judgement
 from mla_verify.decode.baseline import BASELINE_ARITHMETIC, EMPTY_LSE
-from mla_verify.decode.bound import Rounding, lower_limit_lse, lower_limit_o, lse_bound, o_bound, rounding_of
-from mla_verify.decode.geometry import Geometry, geometry_of
-from mla_verify.decode.oracle import Attention, answer
+from mla_verify.decode.bound import LowerLimits, Rounding, lower_limits, lse_bound, o_bound, rounding_of
+from mla_verify.decode.geometry import geometry_of
+from mla_verify.decode.oracle import Answer, Attention, answer
 from mla_verify.decode.rules import undecided
 from mla_verify.judging import Bound, Index, Reference, differ, judge, merged, round_once
 from mla_verify.kernel import Arithmetic, Kernel
@@ -71,69 +71,52 @@ def expect(problem: DecodeProblem, kernel: Kernel, tensors: Mapping[str, Tensor]
     q = tensors["q"]
     scale = 2.0**problem.softmax_scale
     found = answer(geometry, q, tensors["kv_buffer"], kv_lora_rank=problem.kv_lora_rank, scale=scale)
-    shape = (problem.num_rows, problem.num_heads)
-    # Rows without keys and padding rows that must be zero: o is 0, lse what the kernel declares.
-    o = torch.zeros((*shape, problem.kv_lora_rank), dtype=torch.float64, device=q.device)
-    lse = torch.full(shape, EMPTY_LSE[kernel.empty_lse], dtype=torch.float64, device=q.device)
-    for attention in found:
-        rows = attention.request.seeing
-        o[rows] = attention.o.view(len(attention.request.visible), *o.shape[1:])
-        lse[rows] = attention.lse.view(len(attention.request.visible), shape[1])
-    values = _Values(problem, geometry, found, o, lse)
+    seen = torch.zeros(problem.num_rows, 1, dtype=torch.float64)
+    seen[: geometry.live_rows, 0] = torch.from_numpy(geometry.visible)
+    seen = seen.to(q.device)
+    limits = lower_limits(found, seen, q.shape[2])
+    # Rows without keys, and padding rows that must be zero, have o = 0 and the lse that the kernel declares.
+    found.lse.masked_fill_(seen == 0, EMPTY_LSE[kernel.empty_lse])
     return DecodeExpectation(
-        _references(values, kernel.arithmetic),
-        _references(values, BASELINE_ARITHMETIC),
+        _references(problem, found, limits, seen > 0, kernel.arithmetic),
+        _references(problem, found, limits, seen > 0, BASELINE_ARITHMETIC),
         undecided(problem, kernel, geometry, q.device),
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Values:
-    """The answer put together, and what it was put together from."""
-
-    problem: DecodeProblem
-    geometry: Geometry
-    attentions: tuple[Attention, ...]
-    o: Tensor  # float64 [num_rows, num_heads, kv_lora_rank]
-    lse: Tensor  # float64 [num_rows, num_heads]
-
-
-def _references(values: _Values, arithmetic: Arithmetic) -> dict[str, Reference]:
-    problem, device = values.problem, values.o.device
+def _references(
+    problem: DecodeProblem, found: Answer, limits: LowerLimits, sees: Tensor, arithmetic: Arithmetic
+) -> dict[str, Reference]:
+    """References by one arithmetic; sees: bool [num_rows, 1]."""
     dtype = dtype_of(problem.dtype)
     rounding = rounding_of(arithmetic, dtype)
-    seen = torch.zeros(problem.num_rows, 1, dtype=torch.float64)
-    seen[: values.geometry.live_rows, 0] = torch.from_numpy(values.geometry.visible)
-    seen = seen.to(device)
-    sees = seen > 0
-    finite_lse = values.lse.masked_fill(~sees, 0.0)
     # A row without keys is exact: nothing but its own value lies within a limit of 0.
-    relative = (lower_limit_o(rounding, finite_lse, seen) * sees).unsqueeze(2)
+    floor = (sees * rounding.eta).clamp_(min=_ROOM_FOR_ZERO).unsqueeze(2)
     references = {
         "o": Reference(
             name="o",
-            value=values.o,
+            value=found.o,
             dtype=dtype,
-            exact=_exact_o(values, arithmetic, dtype),
-            relative=relative,
-            absolute=(sees * rounding.eta).clamp_(min=_ROOM_FOR_ZERO).unsqueeze(2),
-            bound=_bound_of(values, rounding, _o_elements),
+            exact=_exact_o(problem, found.o, arithmetic),
+            relative=rounding.u_out,
+            absolute=torch.add(limits.o, limits.spread, alpha=rounding.product).add_(floor),
+            bound=_bound_of(found, rounding, _o_elements),
         )
     }
     if problem.with_lse:
         references["lse"] = Reference(
             name="lse",
-            value=values.lse,
+            value=found.lse,
             dtype=torch.float32,
             exact=None,
             relative=0.0,
-            absolute=(lower_limit_lse(finite_lse, seen) * sees).clamp_(min=_ROOM_FOR_ZERO),
-            bound=_bound_of(values, rounding, _lse_elements),
+            absolute=limits.lse.where(sees, _ROOM_FOR_ZERO),
+            bound=_bound_of(found, rounding, _lse_elements),
         )
     return references
 
 
-def _exact_o(values: _Values, arithmetic: Arithmetic, dtype: torch.dtype) -> Tensor | None:
+def _exact_o(problem: DecodeProblem, o: Tensor, arithmetic: Arithmetic) -> Tensor | None:
     """The one right `o`, where the regime and the arithmetic leave no choice.
 
     retrieval: the weights of all keys but one underflow, so `o` is a cached row times p/p; float32's error of that
@@ -141,16 +124,16 @@ def _exact_o(values: _Values, arithmetic: Arithmetic, dtype: torch.dtype) -> Ten
     split with one final division rounds in float32 and again in the output's dtype. Rows of q that share
     memory are not what the regime drew, and flushing loses values that are subnormal in float16.
     """
-    problem = values.problem
+    dtype = dtype_of(problem.dtype)
     if problem.q_layout.kind in INPUT_ONLY:
         return None
     if arithmetic.subnormals == "flushed" and dtype == torch.float16:
         return None
     if problem.regime == "retrieval" and dtype != torch.float32:
-        return round_once(values.o, dtype)
+        return round_once(o, dtype)
     one_division = arithmetic.normalise == "division" and arithmetic.partials == "fp32" and problem.num_kv_splits == 1
     if problem.regime == "uniform" and one_division:
-        return values.o.float().to(dtype)
+        return o.float().to(dtype)
     return None
 
 
@@ -165,15 +148,15 @@ def _lse_elements(attention: Attention, rounding: Rounding, index: Index) -> tup
     return lse_bound(attention, rounding, index[0])
 
 
-def _bound_of(values: _Values, rounding: Rounding, elements: _Elements) -> Bound:
+def _bound_of(found: Answer, rounding: Rounding, elements: _Elements) -> Bound:
     """The bound at some elements of an output: request by request, 0 in rows without keys."""
-    num_heads = values.problem.num_heads
+    num_heads = found.lse.shape[1]
 
     def bound(index: Index) -> tuple[Tensor, Tensor]:
         rows, heads, *rest = index
         limits = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
         judged = torch.ones(rows.shape, dtype=torch.bool, device=rows.device)
-        for attention in values.attentions:
+        for attention in found.attentions:
             seeing = attention.request.seeing
             mine = ((rows >= seeing.start) & (rows < seeing.stop)).nonzero().squeeze(1)
             if mine.shape[0] == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mla_verify.decode.geometry import Geometry, Request, cache_rows
 
-__all__ = ["Attention", "Keys", "answer", "logits_of", "tiles_of"]
+__all__ = ["Answer", "Attention", "Keys", "answer", "logits_of", "tiles_of"]
 
 _TILE: Final = 1 << 22  # float64 elements of one array: 32 MiB, of which at most five are alive
-_HELD: Final = 1 << 22  # float64 elements of keys and logits that may be kept for the bound
+_HELD: Final = 1 << 18  # float64 elements of keys and logits that are kept for the bound: more costs page faults
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """One request's attention. A lane is a (row, head) pair of its seeing rows, row by row."""
+    """One request's part of the answer. A lane is a (row, head) pair of its seeing rows, row by row."""
 
     request: Request
     keys: Keys
@@ -41,40 +41,58 @@ class Attention:
     total: Tensor  # float64 [lanes]: Σ exp(logit − largest logit)
 
 
-def answer(
-    geometry: Geometry, q: Tensor, kv_buffer: Tensor, *, kv_lora_rank: int, scale: float
-) -> tuple[Attention, ...]:
-    """Attention of every request that has a row which sees a key."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """The whole answer; rows that see no key have `o` = 0 and `lse` = −inf."""
+
+    o: Tensor  # float64 [num_rows, num_heads, kv_lora_rank]
+    lse: Tensor  # float64 [num_rows, num_heads]
+    peak: Tensor  # float64 [num_rows, num_heads]: the largest logit
+    total: Tensor  # float64 [num_rows, num_heads]: Σ exp(logit − largest logit)
+    top: Tensor  # float64 [num_rows, num_heads, kv_lora_rank]: what the likeliest key alone gives to o
+    attentions: tuple[Attention, ...]
+
+
+def answer(geometry: Geometry, q: Tensor, kv_buffer: Tensor, *, kv_lora_rank: int, scale: float) -> Answer:
+    """Answer every request, one after the other."""
+    rows, num_heads, _ = q.shape
+    o = torch.zeros(rows, num_heads, kv_lora_rank, dtype=torch.float64, device=q.device)
+    lse = o.new_full((rows, num_heads), -torch.inf)
+    whole = Answer(o, lse, torch.zeros_like(lse), torch.ones_like(lse), torch.zeros_like(o), ())
     left = _HELD
     found: list[Attention] = []
     for request in geometry.requests:
-        if not request.visible:
-            continue
-        keys = _keys(kv_buffer, request, left)
-        left -= 0 if keys.held is None else keys.held.numel()
-        attention = _attend(request, keys, q, kv_lora_rank=kv_lora_rank, scale=scale, keep=left)
-        left -= 0 if attention.logits is None else attention.logits.numel()
-        found.append(attention)
-    return tuple(found)
+        if request.visible:
+            attention = _attend(request, q, kv_buffer, whole, scale=scale, keep=left)
+            left -= sum(held.numel() for held in (attention.keys.held, attention.logits) if held is not None)
+            found.append(attention)
+    return replace(whole, attentions=tuple(found))
 
 
-def _attend(request: Request, keys: Keys, q: Tensor, *, kv_lora_rank: int, scale: float, keep: int) -> Attention:
+def _attend(request: Request, q: Tensor, kv_buffer: Tensor, whole: Answer, *, scale: float, keep: int) -> Attention:
     """Naive attention: every logit, then exp(logit − largest) · v / sum, by blocks of lanes."""
-    num_heads = q.shape[1]
-    lanes, kv_len = len(request.visible) * num_heads, request.kv_len
-    queries = (q[request.seeing].to(torch.float64) * scale).reshape(lanes, q.shape[2])
+    rows, num_heads, kv_len = request.seeing, q.shape[1], request.kv_len
+    lanes = len(request.visible) * num_heads
+    keys = Keys(kv_buffer, request, None)
+    if kv_len * q.shape[2] <= _TILE:
+        keys = replace(keys, held=cache_rows(kv_buffer, request, 0, kv_len).to(torch.float64))
+    queries = (q[rows].to(torch.float64) * scale).reshape(lanes, q.shape[2])
     visible = torch.arange(request.visible.start, request.visible.stop, device=q.device)
     visible = visible.repeat_interleave(num_heads)
-    o, lse, total = queries.new_empty(lanes, kv_lora_rank), queries.new_empty(lanes), queries.new_empty(lanes)
+    o, top = (part[rows].view(lanes, whole.o.shape[2]) for part in (whole.o, whole.top))
+    lse, peak, total = (part[rows].view(lanes) for part in (whole.lse, whole.peak, whole.total))
     block, logits = max(1, _TILE // kv_len), None
     for start in range(0, lanes, block):
         part = slice(start, start + block)
         logits = logits_of(keys, queries[part], visible[part])
-        peak = logits.amax(1, keepdim=True)
-        weights = (logits - peak).exp_()
+        peak[part], likeliest = logits.max(1)
+        weights = (logits - peak[part].unsqueeze(1)).exp_()
         total[part] = weights.sum(1)
-        lse[part] = peak.squeeze(1) + total[part].log()
-        o[part] = _product(keys, weights, kv_lora_rank).div_(total[part].unsqueeze(1))
+        lse[part] = peak[part] + total[part].log()
+        o[part] = _product(keys, weights, o.shape[1]).div_(total[part].unsqueeze(1))
+        top[part] = _values_at(keys, likeliest, o.shape[1]).div_(total[part].unsqueeze(1))
+    if keys.held is not None and keys.held.numel() > keep:
+        keys = replace(keys, held=None)
     kept = logits if lanes <= block and lanes * kv_len <= keep else None
     return Attention(request, keys, queries, scale, visible, kept, o, lse, total)
 
@@ -107,11 +125,12 @@ def tiles_of(keys: Keys) -> Iterator[tuple[slice, Tensor]]:
         yield slice(start, stop), cache_rows(keys.kv_buffer, keys.request, start, stop).to(torch.float64)
 
 
-def _keys(kv_buffer: Tensor, request: Request, keep: int) -> Keys:
-    held = None
-    if request.kv_len * kv_buffer.shape[3] <= keep:
-        held = cache_rows(kv_buffer, request, 0, request.kv_len).to(torch.float64)
-    return Keys(kv_buffer, request, held)
+def _values_at(keys: Keys, numbers: Tensor, kv_lora_rank: int) -> Tensor:
+    """The values of some keys, float64 [lanes, kv_lora_rank]; numbers: int64 [lanes], a key's place in its request."""
+    page_size = keys.kv_buffer.shape[1]
+    pages = torch.from_numpy(keys.request.pages).to(numbers.device)
+    at = pages[numbers // page_size], numbers % page_size
+    return keys.kv_buffer[:, :, 0, :kv_lora_rank][at].to(torch.float64)
 
 
 def _product(keys: Keys, weights: Tensor, kv_lora_rank: int) -> Tensor:
