@@ -90,16 +90,19 @@ def _in_gaps(changed: Tensor, placed: Placed, outputs: Sequence[Placed]) -> list
 
 
 def _in_guard(changed: Tensor, placed: Placed, outputs: Sequence[Placed], *, low: int, high: int) -> list[Finding]:
-    addresses = _addresses(changed, low, high)
-    if addresses.numel() == 0:
+    item = placed.itemsize
+    # Whole elements: a stray value may share some of its bytes with the secret.
+    addresses = changed[low:high].view(-1, item).any(-1).nonzero().flatten() * item + low
+    elements = addresses.numel()
+    if elements == 0:
         return []
-    name, count = placed.plan.name, addresses.numel()
+    name = placed.plan.name
     first, last = int(addresses[0]), int(addresses[-1])
+    size = f"{elements} elements ({elements * item} bytes)"
     if low == placed.end:
-        where = f"guard behind {name}: {count} bytes overwritten, the first {first - placed.end} bytes past its end"
+        where = f"guard behind {name}: {size} overwritten, the first {first - placed.end} bytes past its end"
     else:
-        where = f"guard in front of {name}: {count} bytes overwritten, the last {placed.start - last} bytes before it"
-    elements = -(-count // placed.itemsize)
+        where = f"guard in front of {name}: {size} overwritten, the last {placed.start - last} bytes before it"
     return [Finding("containment", name, elements, where + _distance(placed, addresses, outputs))]
 
 

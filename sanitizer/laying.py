@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from sanitizer.placed import Placed, strided_view
 from sanitizer.secrets import PERIOD, Secret, carrier_view, rows_of
 
 __all__ = ["Layer", "Memory", "lay_large", "lay_small"]
+
+_RUN: Final = PERIOD // 2  # longest run laid at once; leaves room for the phase
 
 
 @dataclass(slots=True)
@@ -74,9 +77,9 @@ def lay_small(placed: Placed, image: Memory, size: int) -> None:
     words = image.typed(placed.carrier)
     step = size // placed.carrier.itemsize
     if placed.plan.over is None:
-        for box in run_boxes(_region(placed), PERIOD):
+        for box in run_boxes(_region(placed), _RUN):
             length = box.sizes[-1] * placed.words
-            rows = rows_of(placed.plan.dtype, placed.plan.fills, box.sizes[-1], image.device)[:, :length]
+            rows = _rows(placed, box.sizes[-1], image.device)
             target = words.as_strided(
                 (*box.sizes[:-1], len(Secret), length),
                 (*(stride * placed.words for stride in box.strides[:-1]), step, 1),
@@ -134,9 +137,9 @@ def _write_values(placed: Placed, words: Tensor, step: int, rows: int) -> None:
 def _box_layers(placed: Placed, origin: int, box: Box, image: Memory, arena: Memory) -> list[Layer]:
     """Layers for the elements of `box`, which counts elements from byte `origin`."""
     layers: list[Layer] = []
-    for piece in run_boxes(box, PERIOD):
+    for piece in run_boxes(box, _RUN):
         length = piece.sizes[-1] * placed.words
-        rows = rows_of(placed.plan.dtype, placed.plan.fills, piece.sizes[-1], image.device)[:, :length]
+        rows = _rows(placed, piece.sizes[-1], image.device)
         sizes = (*piece.sizes[:-1], length)
         strides = (*(stride * placed.words for stride in piece.strides[:-1]), 1)
         offset = origin // placed.carrier.itemsize + piece.offset * placed.words
@@ -178,10 +181,14 @@ def _dead_elements(placed: Placed, live: Tensor, image: Memory, arena: Memory) -
     return [Layer(targets[0], targets[1], rows, index)]
 
 
+def _rows(placed: Placed, count: int, device: torch.device) -> Tensor:
+    """[3, count elements in words], for runs that are no longer than _RUN."""
+    first, words = placed.phase * placed.words, count * placed.words
+    return rows_of(placed.plan.dtype, placed.plan.fills, placed.phase + count, device)[:, first : first + words]
+
+
 def _long_rows(placed: Placed, count: int, device: torch.device) -> Tensor:
-    """[3, count elements in words], repeated where the pattern is shorter."""
-    rows = rows_of(placed.plan.dtype, placed.plan.fills, count, device)
+    """[3, count elements in words], repeated where that is more than a run."""
+    rows = _rows(placed, min(count, _RUN), device)
     words = count * placed.words
-    if rows.shape[1] < words:
-        rows = rows.repeat(1, -(-words // rows.shape[1]))
-    return rows[:, :words]
+    return rows if rows.shape[1] == words else rows.repeat(1, -(-words // rows.shape[1]))[:, :words]

@@ -15,6 +15,8 @@ from sanitizer.secrets import carrier_of
 
 __all__ = ["ALIGNMENT", "Placed", "place", "strided_view"]
 
+_PHASE: Final = 67  # elements; coprime to the period of the patterns
+_PHASES: Final = 1 << 10
 ALIGNMENT: Final = 64  # bytes; what torch's own CPU allocations begin at
 
 
@@ -35,6 +37,7 @@ class Placed:
     words: int  # carrier words per element
     word_shape: tuple[int, ...]
     word_strides: tuple[int, ...]
+    phase: int  # elements of the secret pattern to skip, so that neighbours do not hold the same numbers
 
     @property
     def itemsize(self) -> int:
@@ -57,14 +60,14 @@ def place(plans: Sequence[TensorPlan]) -> tuple[list[Placed], int]:
     cursor = 0
     for plan in plans:
         if plan.over is None:
-            placed[plan.name] = _root(plan, cursor, over.get(plan.name, []) if over else [])
+            placed[plan.name] = _root(plan, cursor, over.get(plan.name, []), _PHASE * len(placed) % _PHASES)
             cursor = placed[plan.name].high
         else:
             placed[plan.name] = _overlay(plan, placed)
     return list(placed.values()), cursor
 
 
-def _root(plan: TensorPlan, cursor: int, overlays: Sequence[TensorPlan]) -> Placed:
+def _root(plan: TensorPlan, cursor: int, overlays: Sequence[TensorPlan], phase: int) -> Placed:
     """Lay `plan` at `cursor`, with guards that also hold whatever part of its overlays stands out."""
     extent = extent_of(plan.shape, plan.strides)
     in_front, behind = 0, 0
@@ -75,7 +78,7 @@ def _root(plan: TensorPlan, cursor: int, overlays: Sequence[TensorPlan]) -> Plac
         behind = max(behind, last - extent * plan.dtype.itemsize)
     start = cursor + _aligned(plan.guard + in_front) + plan.offset * plan.dtype.itemsize
     end = start + extent * plan.dtype.itemsize
-    return _placed(plan, extent, cursor, start, _aligned(end + behind + max(plan.guard, 1)))
+    return _placed(plan, extent, cursor, start, _aligned(end + behind + max(plan.guard, 1)), phase)
 
 
 def _overlay(plan: TensorPlan, placed: dict[str, Placed]) -> Placed:
@@ -86,15 +89,15 @@ def _overlay(plan: TensorPlan, placed: dict[str, Placed]) -> Placed:
     if start % plan.dtype.itemsize:
         raise ValueError(f"{plan.name} would begin at a byte that is no multiple of its {plan.dtype.itemsize}")
     extent = extent_of(plan.shape, plan.strides)
-    return _placed(plan, extent, start, start, start + extent * plan.dtype.itemsize)
+    return _placed(plan, extent, start, start, start + extent * plan.dtype.itemsize, 0)
 
 
-def _placed(plan: TensorPlan, extent: int, low: int, start: int, high: int) -> Placed:
+def _placed(plan: TensorPlan, extent: int, low: int, start: int, high: int, phase: int) -> Placed:
     carrier, words = carrier_of(plan.dtype)
     shape, strides = plan.shape, plan.strides
     if words > 1:
         shape, strides = (*shape, words), (*(words * stride for stride in strides), 1)
-    return Placed(plan, extent, low, start, high, carrier, words, shape, strides)
+    return Placed(plan, extent, low, start, high, carrier, words, shape, strides, phase)
 
 
 def _aligned(size: int) -> int:
