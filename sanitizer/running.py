@@ -26,7 +26,7 @@ _WORKSPACE_FILLS: Final = Fills()
 class Call(Protocol):
     """The kernel, ready to be called with tensors alone."""
 
-    def __call__(self, tensors: dict[str, Tensor]) -> Mapping[str, Tensor] | None:
+    def __call__(self, tensors: dict[str, Tensor], /) -> Mapping[str, Tensor] | None:
         """Run it. Returns the outputs that it allocated itself, by name; None if it wrote in place."""
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def test_a_right_kernel_has_no_finding(kernel: object, form: str) -> None:
     assert result.outputs["out"].shape == (ROWS, COLUMNS)
 
 
-LAYOUTS: dict[str, dict[str, object]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "broadcast": {"strides": (0, 1)},
     "overlapping": {"strides": (2, 1)},
     "transposed": {"strides": (1, ROWS + 1)},
