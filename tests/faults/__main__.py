@@ -21,9 +21,7 @@ from tests.faults.right import RIGHT
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, check everything that was named, print the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults", description="Which seeded fault is found how."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description="Which seeded fault is found how.")
     parser.add_argument("names", nargs="*", help="parts of names; everything where there are none")
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0 up to this one")
     parser.add_argument("--examples", type=int, default=200)

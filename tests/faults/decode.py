@@ -118,9 +118,7 @@ def zero_outputs_skipped(o: Tensor, lse: Tensor | None, sm_scale: float, **input
         _store_lse(lse, request, logsum)
 
 
-def scratch_read_first(
-    o: Tensor, lse: Tensor | None, sm_scale: float, num_kv_splits: int, **inputs: Any
-) -> None:
+def scratch_read_first(o: Tensor, lse: Tensor | None, sm_scale: float, num_kv_splits: int, **inputs: Any) -> None:
     """Merges the partial results of all splits; those behind the last key were never written."""
     for request in requests(**inputs):
         scratch = _scratch(request, o, num_kv_splits)
@@ -130,10 +128,11 @@ def scratch_read_first(
 def cached_workspace_read_first(
     o: Tensor, lse: Tensor | None, sm_scale: float, num_kv_splits: int, **inputs: Any
 ) -> None:
-    """The same, with partial results in memory that is kept from call to call, one piece per length."""
+    """The same, with partial results in memory that is kept from call to call, until the sizes change."""
     for request in requests(**inputs):
         key = (tuple(request.query.shape), o.shape[2], num_kv_splits, request.keys.shape[0], o.device)
         if key not in _workspaces:
+            _workspaces.clear()
             _workspaces[key] = _scratch(request, o, num_kv_splits)
         _merge(request, o, lse, sm_scale=sm_scale, scratch=_workspaces[key])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from tests.faults.attention import attend, requests, split_bounds
 
 __all__ = ["RIGHT"]
 
-_scratch: dict[tuple[Any, ...], Tensor] = {}
+_scratch: dict[tuple[str, torch.device], Tensor] = {}
 _semaphores: dict[torch.device, Tensor] = {}
 
 
@@ -30,7 +31,7 @@ def summed_then_copied(x: Tensor, w_uv: Tensor, out: Tensor, **_: object) -> Non
 def summed_in_kept_scratch(x: Tensor, w_uv: Tensor, out: Tensor, **_: object) -> None:
     """Keeps its scratch from call to call, and rewrites all of it before it reads."""
     heads_first = (out.shape[1], out.shape[0], out.shape[2])
-    scratch = _kept(heads_first, out.device)
+    scratch = _kept("product", heads_first, out.device)
     torch.bmm(x.transpose(0, 1).float(), w_uv.float(), out=scratch)
     out.copy_(scratch.transpose(0, 1))
 
@@ -69,17 +70,13 @@ def summed_in_workspace(x: Tensor, w_uv: Tensor, out: Tensor, state: dict[str, T
 def one_pass(o: Tensor, lse: Tensor | None, sm_scale: float, **inputs: Any) -> None:
     """One request after the other, from the page lists."""
     for request in requests(**inputs):
-        value, logsum = attend(
-            request.query, request.keys, request.visible, sm_scale=sm_scale, kv_lora_rank=o.shape[2]
-        )
+        value, logsum = attend(request.query, request.keys, request.visible, sm_scale=sm_scale, kv_lora_rank=o.shape[2])
         o[request.rows].copy_(value)
         if lse is not None:
             lse[request.rows].copy_(logsum)
 
 
-def one_pass_by_table(
-    o: Tensor, block_table: Tensor, seq_lens: Tensor, page_size: int, **inputs: Any
-) -> None:
+def one_pass_by_table(o: Tensor, block_table: Tensor, seq_lens: Tensor, page_size: int, **inputs: Any) -> None:
     """The same from the block table: builds page lists of its own, and never looks at the given ones."""
     pages = [-(-length // page_size) for length in seq_lens.tolist()]
     inputs["kv_indices"] = torch.cat([block_table[r, :many] for r, many in enumerate(pages)] or [seq_lens])
@@ -87,13 +84,11 @@ def one_pass_by_table(
     one_pass(o, seq_lens=seq_lens, **inputs)
 
 
-def merged_from_kept_scratch(
-    o: Tensor, lse: Tensor | None, sm_scale: float, num_kv_splits: int, **inputs: Any
-) -> None:
+def merged_from_kept_scratch(o: Tensor, lse: Tensor | None, sm_scale: float, num_kv_splits: int, **inputs: Any) -> None:
     """Merges splits in scratch that it keeps, after filling every split: empty ones with minus infinity."""
     for request in requests(**inputs):
         shape = (num_kv_splits, *request.query.shape[:2])
-        partials, lses = _kept((*shape, o.shape[2]), o.device), _kept(shape, o.device)
+        partials, lses = _kept("o", (*shape, o.shape[2]), o.device), _kept("lse", shape, o.device)
         for split, (first, end) in enumerate(split_bounds(request.keys.shape[0], num_kv_splits)):
             value, logsum = attend(
                 request.query,
@@ -128,9 +123,7 @@ def prepare_plan(seq_lens: Tensor, o: Tensor, **_: object) -> dict[str, Any]:
     return {"busy": (seq_lens > 0).tolist(), "workspace": [room]}
 
 
-def attention_by_plan(
-    o: Tensor, lse: Tensor | None, sm_scale: float, state: dict[str, Any], **inputs: Any
-) -> None:
+def attention_by_plan(o: Tensor, lse: Tensor | None, sm_scale: float, state: dict[str, Any], **inputs: Any) -> None:
     """Computes the planned requests in its workspace, fills in the others, copies rows of requests only."""
     (room,) = state["workspace"]
     for busy, request in zip(state["busy"], requests(**inputs), strict=True):
@@ -146,12 +139,13 @@ def attention_by_plan(
             lse[request.rows] = logsum
 
 
-def _kept(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A float32 tensor that stays alive: the same one for the same shape."""
-    key = (shape, device)
-    if key not in _scratch:
-        _scratch[key] = torch.empty(shape, dtype=torch.float32, device=device)
-    return _scratch[key]
+def _kept(name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """The front of a float32 buffer that stays alive under its name, and only grows."""
+    size = math.prod(shape)
+    buffer = _scratch.get((name, device))
+    if buffer is None or buffer.numel() < size:
+        buffer = _scratch[name, device] = torch.empty(size, dtype=torch.float32, device=device)
+    return buffer[:size].view(shape)
 
 
 def _right(contract: str, call: Callable[..., Any], **declarations: Any) -> Kernel:

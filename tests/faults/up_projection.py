@@ -75,9 +75,10 @@ def scratch_read_first(x: Tensor, w_uv: Tensor, out: Tensor, **_: object) -> Non
 
 
 def cached_workspace_read_first(x: Tensor, w_uv: Tensor, out: Tensor, **_: object) -> None:
-    """Accumulates into a workspace that is kept from call to call, clearing it by a multiplication with 0."""
+    """Accumulates into a workspace kept until the shape changes, clearing it by a multiplication with 0."""
     key = (tuple(out.shape), out.device)
     if key not in _workspaces:
+        _workspaces.clear()
         _workspaces[key] = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     workspace = _workspaces[key]
     workspace.mul_(0).add_(_product(x, w_uv))
