@@ -17,13 +17,13 @@ __all__ = ["baseline", "full_precision"]
 def baseline(problem: UpProjectionProblem, kernel: Kernel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the up-projection writes when nothing is optimised away, in the inputs' dtype.
 
-    On a CPU bfloat16 is multiplied in float32: there torch 2.13 with AMX multiplies rows of odd length in pairs,
-    the first element of the next row times zero, and so spreads that row's infinity (num_tokens above 32).
+    On a CPU 16-bit numbers are multiplied in float32. The AMX product of torch 2.13 fills a row of x up to a
+    tile of 32 with what follows it in memory, times zero: an infinity there turns the row before it into NaN.
     """
     x, w_uv = tensors["x"], tensors["w_uv"]
     out = torch.zeros(problem.num_tokens, problem.num_heads, problem.v_head_dim, dtype=x.dtype, device=x.device)
     with full_precision(x.device):
-        if x.device.type == "cpu" and x.dtype == torch.bfloat16:
+        if x.device.type == "cpu" and x.dtype != torch.float32:
             x, w_uv = x.to(torch.float32), w_uv.to(torch.float32)
         product = torch.bmm(x.transpose(0, 1), w_uv)  # [num_heads, num_tokens, v_head_dim]
     out.copy_(product.transpose(0, 1))

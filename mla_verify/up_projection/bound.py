@@ -99,7 +99,8 @@ class Sums:
         for token, head, column in zip(*(part[order].split(step) for part in index), strict=True):
             x = self.x[token, head]  # [step, kv_lora_rank]
             w = self.w_uv[head, :, column]  # [step, kv_lora_rank]
-            product = _finite_abs(x) * _finite_abs(w)  # [step, kv_lora_rank]
+            # No product of finite factors leaves float64's range, so finite is the product when both are.
+            product = _finite_abs(x.to(torch.float64) * w.to(torch.float64))  # [step, kv_lora_rank]
             if what == "flushable":
                 small_x, small_w = _subnormal(x), _subnormal(w)
                 product = torch.where(small_x | small_w, product, 0.0)

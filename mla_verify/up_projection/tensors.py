@@ -17,7 +17,7 @@ from sanitizer.plan import TensorPlan
 from strategies.layouts import CONTIGUOUS, strides_of
 from strategies.problems import UpProjectionProblem
 
-__all__ = ["exact_limit", "has_infinities", "place"]
+__all__ = ["exact_limit", "infinities", "place"]
 
 # Integers up to these are exact in the dtype, so every partial sum up to them is.
 _EXACT_INTEGERS: Final = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
@@ -75,10 +75,21 @@ def exact_limit(problem: UpProjectionProblem, kernel: Kernel) -> int:
     return _EXACT_INTEGERS[problem.dtype if in_output else "float32"]
 
 
-def has_infinities(problem: UpProjectionProblem) -> bool:
-    """Whether x holds an infinity or two: in every other problem of the special regime."""
-    elements = problem.num_tokens * problem.num_heads * problem.kv_lora_rank
-    return problem.regime == "special" and problem.seed % 2 == 1 and elements > 0
+def infinities(problem: UpProjectionProblem) -> dict[tuple[int, int, int], float]:
+    """Where x holds ±inf: (token, head, latent column) → which. One or two in every other special problem.
+
+    Each touches one row of out and leaves the others finite.
+    """
+    tokens, heads, latent = problem.num_tokens, problem.num_heads, problem.kv_lora_rank
+    elements = tokens * heads * latent
+    if problem.regime != "special" or problem.seed % 2 == 0 or elements == 0:
+        return {}
+    places = {problem.seed * 7919 % elements: math.inf}
+    if problem.seed % 4 == 3:
+        places[(problem.seed * 104729 + elements // 2) % elements] = -math.inf
+    return {
+        (place // (heads * latent), place // latent % heads, place % latent): value for place, value in places.items()
+    }
 
 
 def _pools(problem: UpProjectionProblem, kernel: Kernel) -> tuple[str, str]:
@@ -113,8 +124,11 @@ def _x_values(
     values = cut(pool, shape, dtype, device, seed=problem.seed, tensor="x")
     if problem.regime == "exact" and problem.kv_lora_rank > exact_limit(problem, kernel):
         return _thinned(values, exact_limit(problem, kernel))
-    if has_infinities(problem):
-        return _with_infinities(values, problem.seed)
+    infinite = infinities(problem)
+    if infinite:
+        values = values.clone()
+        for place, value in infinite.items():
+            values[place] = value
     return values
 
 
@@ -125,16 +139,6 @@ def _thinned(values: Tensor, limit: int) -> Tensor:
     first = torch.arange(tokens, device=values.device)[:, None] + torch.arange(heads, device=values.device)
     column = torch.arange(latent, device=values.device)
     return torch.where((column + first[..., None]) % step == 0, values, 0)
-
-
-def _with_infinities(values: Tensor, seed: int) -> Tensor:
-    """Put one infinity somewhere, for every other seed also a negative one: each touches one row of out."""
-    values = values.clone()
-    flat = values.view(-1)
-    flat[seed * 7919 % flat.numel()] = math.inf
-    if seed % 4 == 3:
-        flat[(seed * 104729 + flat.numel() // 2) % flat.numel()] = -math.inf
-    return values
 
 
 def _overlapping(problem: UpProjectionProblem, x: TensorPlan, out: TensorPlan) -> TensorPlan:

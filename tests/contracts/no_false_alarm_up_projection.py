@@ -21,7 +21,7 @@ from torch import Tensor
 from mla_verify.contract import Judgement
 from mla_verify.kernel import Arithmetic, Kernel, KnownDeviation
 from mla_verify.up_projection import CONTRACT
-from mla_verify.up_projection.tensors import has_infinities
+from mla_verify.up_projection.tensors import infinities
 from sanitizer.plan import TensorPlan
 from strategies.problems import UpProjectionProblem
 
@@ -34,14 +34,18 @@ PLAIN: Final = Arithmetic()
 
 
 def _spreads_infinities(problem: UpProjectionProblem) -> bool:
-    return problem.dtype == "bfloat16" and problem.kv_lora_rank % 2 == 1 and has_infinities(problem)
+    if problem.dtype != "bfloat16" or problem.num_tokens <= 16:
+        return False
+    tile = 32 if problem.kv_lora_rank > 32 else 2
+    reach = -problem.kv_lora_rank % tile
+    return any(token > 0 and column < reach for token, _, column in infinities(problem))
 
 
 SPREADS_INFINITIES: Final = KnownDeviation(
     clause="agreement",
     problems=_spreads_infinities,
-    reason="AMX multiplies rows of odd length in pairs: zero times the next row's first element, NaN where "
-    "that is an infinity",
+    reason="the CPU's AMX product fills a row of x up to its tile with the beginning of the next, times zero: "
+    "NaN where that is an infinity",
 )
 
 

@@ -79,7 +79,7 @@ def test_the_baseline_is_the_oracle_rounded_and_shares_no_memory(dtype: str) -> 
 
 
 def test_the_baseline_keeps_an_infinity_in_its_row() -> None:
-    """Rows of odd length in bfloat16 must not be spoilt by an infinity in the next row, as a library's can be."""
+    """A row must not be spoilt by an infinity in the next, as it is in a library's bfloat16 product."""
     x = torch.ones(63, 1, 3, dtype=torch.bfloat16)
     x[5, 0, 0] = inf
     problem = UpProjectionProblem(num_tokens=63, kv_lora_rank=3, v_head_dim=16, dtype="bfloat16")
