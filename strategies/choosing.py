@@ -10,15 +10,17 @@ field, and no two share a label.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-__all__ = ["Choice", "choice", "several"]
+__all__ = ["Choice", "choice", "made_by", "several"]
 
 Choice: TypeAlias = "tuple[str, Any]"
+L = TypeVar("L")  # the limits
+P = TypeVar("P")  # the problem
 
 
 def choice(field: str, menu: Iterable[object]) -> SearchStrategy[Choice]:
@@ -34,3 +36,15 @@ def several(draw: DrawFn, field: str, count: SearchStrategy[Choice], items: Sequ
     """
     _, how_many = draw(count)
     return field, [draw(item) for item in items[:how_many]]
+
+
+def made_by(
+    make: Callable[[L, tuple[Choice, ...]], P], limits: L, choices: SearchStrategy[tuple[Choice, ...]]
+) -> SearchStrategy[P]:
+    """What `make` turns the choices into, under a name that fits on a line: the menus would fill pages."""
+
+    @st.composite
+    def problems(draw: DrawFn, limits: L) -> P:
+        return make(limits, draw(choices))
+
+    return problems(limits)

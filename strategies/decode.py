@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from strategies.choosing import Choice, choice, several
+from strategies.choosing import Choice, choice, made_by, several
 from strategies.invalid import DECODE_INVALID
 from strategies.layout_menus import CUBE_KINDS, INPUT_KINDS, PADS, kinds_for, lay
 from strategies.layouts import LayoutKind
@@ -132,7 +132,7 @@ def _problems(limits: DecodeLimits, regimes: tuple[str, ...]) -> SearchStrategy[
     ]
     quirks = quirks_within(limits)
     # In the order in which Hypothesis simplifies.
-    return st.tuples(
+    choices = st.tuples(
         several("requests", choice("batch", range(1, max_batch + 1)), requests),
         choice("query_rows", at_most(QUERY_ROWS, max_q_len)),
         choice("num_heads", menu_within(HEADS, limits.num_heads)),
@@ -150,7 +150,8 @@ def _problems(limits: DecodeLimits, regimes: tuple[str, ...]) -> SearchStrategy[
         choice("model_shape", rarely(_MODEL_SHAPES, allowed)),
         choice("seed", SEEDS),
         *(choice(f"slot {slot}", quirks) for slot in range(SLOTS)),
-    ).map(partial(_problem, limits))
+    )
+    return made_by(_problem, limits, choices)
 
 
 def _problem(limits: DecodeLimits, choices: tuple[Choice, ...]) -> DecodeProblem:

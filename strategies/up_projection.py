@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from strategies.choosing import Choice, choice
+from strategies.choosing import Choice, choice, made_by
 from strategies.invalid import UP_PROJECTION_INVALID
 from strategies.layout_menus import (
     CUBE_KINDS,
@@ -118,7 +118,7 @@ def _problems(limits: UpProjectionLimits, regimes: tuple[str, ...]) -> SearchStr
     packed = limits.packed
     out_kinds = kinds_for(CUBE_KINDS, packed="out" in packed, flat_rows=limits.flat_rows)
     # In the order in which Hypothesis simplifies.
-    return st.tuples(
+    choices = st.tuples(
         choice("num_tokens", at_most(TOKENS, limits.max_num_tokens)),
         choice("num_heads", menu_within(HEADS, limits.num_heads)),
         choice("kv_lora_rank", menu_within(LATENT, limits.kv_lora_rank)),
@@ -133,7 +133,8 @@ def _problems(limits: UpProjectionLimits, regimes: tuple[str, ...]) -> SearchStr
         choice("out_form", ("view", "view", "owner")),
         choice("model_shape", rarely(_MODEL_SHAPES, allowed)),
         choice("seed", SEEDS),
-    ).map(partial(_problem, limits))
+    )
+    return made_by(_problem, limits, choices)
 
 
 def _problem(limits: UpProjectionLimits, choices: tuple[Choice, ...]) -> UpProjectionProblem:

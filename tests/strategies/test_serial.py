@@ -1,0 +1,97 @@
+"""Problems survive JSON, and nothing that is not a problem is taken for one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strategies.decode import decode_problems, invalid_decode_problems
+from strategies.problems import DecodeProblem, Problem, UpProjectionProblem
+from strategies.serial import ProblemError, problem_from_json, problem_to_json
+from strategies.up_projection import invalid_up_projection_problems, up_projection_problems
+
+STRATEGIES = {
+    "decode": decode_problems(),
+    "invalid decode": invalid_decode_problems(),
+    "invalid up-projection": invalid_up_projection_problems(),
+    "up-projection": up_projection_problems(),
+}
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_problems_survive_json(drawn: Callable[..., list[Problem]], name: str) -> None:
+    """Written and read again through text, a problem equals itself."""
+    for problem in drawn(STRATEGIES[name], count=300):
+        assert problem_from_json(json.loads(json.dumps(problem_to_json(problem)))) == problem
+
+
+def _without(problem: Problem, field: str) -> dict[str, Any]:
+    data = problem_to_json(problem)
+    del data[field]
+    return data
+
+
+def _with(problem: Problem, **changed: object) -> dict[str, Any]:
+    return {**problem_to_json(problem), **changed}
+
+
+UP, DECODE = UpProjectionProblem(), DecodeProblem()
+LAYOUT = {"kind": "contiguous", "pad": 0, "offset": 0}
+HOSTILE: dict[str, tuple[object, str]] = {
+    "no object": ([1, 2], "problem: got .* wanted a JSON object"),
+    "nothing": (None, "problem: got None"),
+    "no contract": (_without(UP, "contract"), "contract: got None, wanted up-projection or decode"),
+    "unknown contract": (_with(UP, contract="prefill"), "contract: got 'prefill'"),
+    "contract of a list": (_with(UP, contract=["decode"]), "contract: got"),
+    "missing field": (_without(UP, "seed"), "seed is missing"),
+    "unknown field": (_with(UP, colour="red"), "got 'colour', wanted no other fields"),
+    "key that is no name": ({**problem_to_json(UP), 3: 4}, "wanted names as keys"),
+    "negative size": (_with(UP, num_tokens=-1), "num_tokens: got -1, wanted an int from 0"),
+    "huge size": (_with(UP, num_tokens=10**18), "num_tokens: got 1000000000000000000"),
+    "float size": (_with(UP, num_heads=1.0), "num_heads: got 1.0"),
+    "NaN for a size": (_with(UP, num_heads=math.nan), "num_heads: got nan"),
+    "bool for a size": (_with(UP, num_heads=True), "num_heads: got True"),
+    "text for a size": (_with(UP, v_head_dim="4"), "v_head_dim: got '4'"),
+    "sizes whose product is huge": (
+        _with(UP, num_tokens=2**20, num_heads=2**20, v_head_dim=2**20),
+        "its tensors span .* elements",
+    ),
+    "huge pad": (_with(UP, out_layout={**LAYOUT, "pad": 2**40}), "out_layout.pad: got"),
+    "overlapping output": (_with(UP, out_layout={**LAYOUT, "kind": "broadcast"}), "out_layout.kind: got"),
+    "unknown layout": (_with(UP, x_layout={**LAYOUT, "kind": "spiral"}), "x_layout.kind: got 'spiral'"),
+    "layout without a pad": (_with(UP, x_layout={"kind": "sliced", "offset": 0}), "pad is missing"),
+    "layout of junk": (_with(UP, w_layout=[[[]]]), "w_layout: got"),
+    "unknown dtype": (_with(UP, dtype="float8"), "dtype: got 'float8', wanted one of float32"),
+    "other contract's regime": (_with(UP, regime="retrieval"), "regime: got 'retrieval'"),
+    "unknown fault": (_with(UP, invalid="o_over_q"), "invalid: got 'o_over_q'"),
+    "negative seed": (_with(UP, seed=-1), "seed: got -1"),
+    "huge seed": (_with(UP, seed=2**63), "seed: got"),
+    "lengths as text": (_with(DECODE, kv_lens="12"), "kv_lens: got '12', wanted a list"),
+    "length of a list": (_with(DECODE, kv_lens=[[1]]), "kv_lens: got"),
+    "bool as a length": (_with(DECODE, kv_lens=[True]), "kv_lens: got True"),
+    "lengths that differ": (_with(DECODE, q_lens=[1, 1]), "q_lens: got .* one for each of 1 requests"),
+    "too many requests": (_with(DECODE, kv_lens=[0] * (2**16 + 1)), "kv_lens: got .* at most"),
+    "page of nothing": (_with(DECODE, page_size=0), "page_size: got 0, wanted an int from 1"),
+    "no foreign page": (_with(DECODE, foreign_pages=0), "foreign_pages: got 0"),
+    "int for a flag": (_with(DECODE, with_lse=1), "with_lse: got 1, wanted true or false"),
+    "scale out of range": (_with(DECODE, softmax_scale=-1000), "softmax_scale: got -1000"),
+    "unknown order": (_with(DECODE, page_order="random"), "page_order: got 'random'"),
+    "splits whose scratch is huge": (
+        _with(DECODE, num_kv_splits=2**20, num_heads=2**12),
+        "its tensors span .* elements",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_what_is_no_problem_is_refused(name: str) -> None:
+    """Anything but what we write raises ProblemError with one sentence: what, got, wanted."""
+    data, message = HOSTILE[name]
+    with pytest.raises(ProblemError, match=message) as caught:
+        problem_from_json(data)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
