@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Box", "extent_of", "gap_boxes", "narrowed", "preceding_element", "run_boxes"]
+__all__ = ["Box", "extent_of", "gap_boxes", "gap_mask", "narrowed", "preceding_element", "rows_overlap", "run_boxes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ def gap_boxes(shape: Sequence[int], strides: Sequence[int]) -> list[Box] | None:
     """The elements inside the extent that belong to nobody, one box per level, counted from the first element.
 
     Levels are dimensions in the order of their strides: a level has a gap where its stride is longer than what the
-    levels below it reach. None where blocks overlap, because then gaps have no such form.
+    levels below it reach. None where blocks overlap, because then gaps have no such form. A stride of 0 adds nothing.
     """
     if 0 in shape:
         return []
-    levels = sorted(((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)
+    levels = _levels(shape, strides)
     boxes: list[Box] = []
     reach = 1  # of all levels below the current one, in elements
     for depth in range(len(levels) - 1, -1, -1):
@@ -68,6 +68,25 @@ def gap_boxes(shape: Sequence[int], strides: Sequence[int]) -> list[Box] | None:
             )
         reach += (size - 1) * stride
     return boxes
+
+
+def rows_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether blocks begin before their predecessor ends; strides of 0 are not meant."""
+    if 0 in shape:
+        return False
+    reach = 1
+    for stride, size in reversed(_levels(shape, strides)):
+        if stride < reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def _levels(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Strides and sizes of the dimensions that move through memory, the largest stride first."""
+    return sorted(
+        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1 and stride), reverse=True
+    )
 
 
 def narrowed(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sanitizer.geometry import Box, gap_boxes, gap_mask, run_boxes
+from sanitizer.geometry import Box, gap_boxes, rows_overlap, run_boxes
 from sanitizer.placed import Placed, strided_view
 from sanitizer.secrets import PERIOD, Secret, carrier_view, rows_of
 
@@ -100,10 +100,9 @@ def lay_large(placed: Placed, image: Memory, arena: Memory) -> list[Layer]:
     behind = Box(0, ((placed.high - placed.end) // placed.itemsize,), (1,))
     layers = _box_layers(placed, placed.low, front, image, arena)
     layers += _box_layers(placed, placed.end, behind, image, arena)
-    boxes = gap_boxes(placed.plan.shape, placed.plan.strides)
-    if boxes is None:
-        layers += _scattered_gaps(placed, image, arena)
-    for box in boxes or ():
+    if _shares_memory(placed):
+        return layers + _dead_places(placed, image, arena)
+    for box in gap_boxes(placed.plan.shape, placed.plan.strides) or ():
         layers += _box_layers(placed, placed.start, box, image, arena)
     if placed.plan.live is not None and placed.extent:
         layers += _dead_elements(placed, placed.plan.live, image, arena)
@@ -119,19 +118,50 @@ def _write_values(placed: Placed, words: Tensor, step: int, rows: int) -> None:
     if placed.plan.values is None or placed.extent == 0:
         return
     values = carrier_view(placed.plan.values.to(words.device))
-    image = words.as_strided(
-        (rows, *placed.word_shape), (step, *placed.word_strides), placed.start // placed.carrier.itemsize
-    )
-    live = placed.plan.live if rows > 1 else None
-    if live is not None:
-        live = live.to(words.device).expand(placed.plan.shape)
-        live = live.unsqueeze(-1) if placed.words > 1 else live
+    first = placed.start // placed.carrier.itemsize
+    if _shares_memory(placed):
+        flat = words.as_strided((rows, placed.extent, placed.words), (step, placed.words, 1), first)
+        _write_by_place(placed, flat, values)
+        return
+    image = words.as_strided((rows, *placed.word_shape), (step, *placed.word_strides), first)
     for dim, (count, stride) in enumerate(zip(placed.word_shape, placed.word_strides, strict=True)):
         if stride == 0 and count > 1:
             # torch refuses to write through a stride of 0: of elements that share memory the last one stays.
             image, values = image.narrow(dim + 1, count - 1, 1), values.narrow(dim, count - 1, 1)
-            live = None if live is None else live.narrow(dim, count - 1, 1)
-    image.copy_(values if live is None else torch.where(live, values, image))
+    live = placed.plan.live
+    if live is None or rows == 1:
+        image.copy_(values)
+    else:
+        live = live.to(words.device).expand(placed.plan.shape)
+        image.copy_(torch.where(live.unsqueeze(-1) if placed.words > 1 else live, values, image))
+
+
+def _shares_memory(placed: Placed) -> bool:
+    """Whether elements share memory in a way that only a look at each of them can sort out."""
+    shape, strides = placed.plan.shape, placed.plan.strides
+    if placed.plan.live is not None and any(
+        size > 1 and not stride for size, stride in zip(shape, strides, strict=True)
+    ):
+        return True
+    return rows_overlap(shape, strides)
+
+
+def _live_places(placed: Placed, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The live elements: [*shape] bool, and [live elements] where each lies, counted from the first element."""
+    shape = placed.plan.shape
+    live = torch.ones((), dtype=torch.bool, device=device) if placed.plan.live is None else placed.plan.live.to(device)
+    live = live.expand(shape)
+    return live, torch.arange(placed.extent, device=device).as_strided(shape, placed.plan.strides)[live]
+
+
+def _write_by_place(placed: Placed, flat: Tensor, values: Tensor) -> None:
+    """Write live elements that share memory, among each other or with dead ones, into flat [rows, extent, words]."""
+    live, places = _live_places(placed, flat.device)
+    wanted = values[live].view(-1, placed.words)
+    # Which of several values for one place stays is undefined, and must be the same in every row: so decide it first.
+    decided = torch.empty(placed.extent, placed.words, dtype=flat.dtype, device=flat.device)
+    decided[places] = wanted
+    flat[:, places] = decided[places]
 
 
 def _box_layers(placed: Placed, origin: int, box: Box, image: Memory, arena: Memory) -> list[Layer]:
@@ -148,9 +178,11 @@ def _box_layers(placed: Placed, origin: int, box: Box, image: Memory, arena: Mem
     return layers
 
 
-def _scattered_gaps(placed: Placed, image: Memory, arena: Memory) -> list[Layer]:
-    """Gaps of a tensor whose rows overlap: by index, because they have no regular form."""
-    index = gap_mask(placed.plan.shape, placed.plan.strides, image.device).nonzero().flatten()
+def _dead_places(placed: Placed, image: Memory, arena: Memory) -> list[Layer]:
+    """What lies in the extent and belongs to no live element, by index: for elements that share memory."""
+    dead = torch.ones(placed.extent, dtype=torch.bool, device=image.device)
+    dead[_live_places(placed, image.device)[1]] = False
+    index = dead.nonzero().flatten()
     if index.numel() == 0:
         return []
     sizes, strides = (placed.extent, placed.words), (placed.words, 1)

@@ -101,6 +101,23 @@ def test_dead_elements_of_any_pattern_hold_secrets(elements: int, inner: int) ->
 
 
 @SIZES
+@pytest.mark.parametrize("strides", [(0, 1), (2, 1), (0, 0)], ids=str)
+def test_memory_that_live_and_dead_elements_share_is_live(elements: int, strides: tuple[int, int]) -> None:
+    """A dead row that overlaps a live one puts no secret into it."""
+    live = torch.ones(ROWS, 1, dtype=torch.bool)
+    live[-1] = False
+    arena = loaded(ballast(elements), source(live=live, strides=strides))
+    seen: list[Tensor] = []
+    for secret in Secret:
+        arena.poison(secret)
+        seen.append(arena.tensors()["x"][:-1].clone())
+        assert arena.stray() == []
+    assert seen[0].isfinite().all()
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+
+
+@SIZES
 def test_every_single_byte_is_watched(elements: int) -> None:
     """Whichever byte outside of the outputs is changed, it is noticed and mended."""
     arena = loaded(source(), output(), ballast(elements))
