@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mla_verify.kernel import Arithmetic, Kernel, KnownDeviation, Unavailable
+from mla_verify.kernels.onednn import AMX_SPREADS_INFINITY
 from mla_verify.registry import add
 from strategies.layouts import strides_of
 from strategies.limits import DecodeLimits, UpProjectionLimits
@@ -129,9 +130,7 @@ def _member(module: Any, path: str, *, parameters: Sequence[str]) -> Callable[..
         raise Unavailable(f"vLLM {vllm_version()} has no {path} in {module.__name__}")
     takes = tuple(inspect.signature(found).parameters)
     if takes != tuple(parameters):
-        raise Unavailable(
-            f"vLLM {vllm_version()}: {path} takes ({', '.join(takes)}), not ({', '.join(parameters)})"
-        )
+        raise Unavailable(f"vLLM {vllm_version()}: {path} takes ({', '.join(takes)}), not ({', '.join(parameters)})")
     return found
 
 
@@ -220,6 +219,7 @@ _V_UP_PROJ: Final = Kernel(
             problems=_out_over_itself,
             reason="torch.bmm(out=…) does not look for output rows that share memory, stride 0 among them",
         ),
+        AMX_SPREADS_INFINITY,
     ),
     baseline="up_projection_copy",
 )
