@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 from mla_verify.contracts import contract_named
@@ -19,7 +20,7 @@ from mla_verify.kernel import Kernel, Unavailable
 from mla_verify.registry import check_signature
 from mla_verify.report import Report, ReportedFinding, unavailable_report
 from mla_verify.tally import Tally
-from mla_verify.violations import VIOLATIONS
+from mla_verify.violations import VIOLATIONS, ClauseViolation
 from sanitizer.arena import Arena
 from sanitizer.finding import Finding
 
@@ -165,12 +166,21 @@ class _Search:
         run = drawn_into(one_problem, problems, examples=examples, seed=seed)
         try:
             run()
-        except (tuple(VIOLATIONS.values()), _TimeUp) as ended:  # type: ignore[misc]
-            if smallest is None:
-                return None
-            self.found[smallest.clause] = smallest
-            return None if isinstance(ended, _TimeUp) else seen
+        except _TimeUp:
+            self._keep(smallest)
+            return None
+        except ClauseViolation:
+            self._keep(smallest)
+            return seen
+        except Flaky:
+            # The kernel remembers earlier calls: what it did once it did not do again on the same problem.
+            self._keep(smallest, remark="; seen once: the same problem passed when it was run again")
+            return seen
         return None
+
+    def _keep(self, finding: ReportedFinding | None, *, remark: str = "") -> None:
+        if finding is not None:
+            self.found[finding.clause] = replace(finding, detail=finding.detail + remark)
 
     def _look_at(self, problem: Any, *, searching: bool, target: str | None, invalid: bool) -> Finding | None:
         """Examine one problem; the finding to raise, if any: the target's while shrinking, else a new clause's."""
