@@ -1,0 +1,225 @@
+"""Failing problems as files: one JSON per distinct failure, written whole or not at all, and read as mere data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, cast
+
+from mla_verify.errors import UsageError
+from sanitizer.finding import CLAUSES
+from strategies.extents import elements_of
+from strategies.layouts import Layout
+from strategies.problems import Problem
+from strategies.serial import ProblemError, problem_from_json, problem_to_json
+
+__all__ = ["FORMAT", "Case", "case_files", "load_case", "save_case", "shape_of"]
+
+FORMAT: Final = 1
+_LARGEST: Final = 4 * 2**20  # bytes; a case takes one or two thousand
+_TEXT: Final = 10_000  # characters of any text in a case
+_FIELDS: Final[dict[str, type]] = {
+    "format": int,
+    "contract": str,
+    "kernel": str,
+    "clause": str,
+    "tensor": str,
+    "detail": str,
+    "seed": int,
+    "problem": dict,
+    "digests": dict,
+    "versions": dict,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A failure that can be run again elsewhere.
+
+    kernel: the name or target that it was found with; nothing is ever imported because a case names it.
+    digests: tensor → SHA-256 of the values it held, so that another machine can tell that it has the same ones.
+    """
+
+    contract: str
+    kernel: str
+    clause: str
+    tensor: str
+    detail: str
+    seed: int
+    problem: Problem
+    digests: Mapping[str, str]
+    versions: Mapping[str, str]
+
+
+def save_case(case: Case, folder: Path) -> Path:
+    """Write `case` into `folder`, unless it holds the same failure at a problem that is no larger. Its path.
+
+    The file appears whole: it is written under another name and renamed.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder of cases {folder}: {error.strerror}") from error
+    path = folder / f"{_file_stem(case)}.json"
+    if path.exists():
+        try:
+            if _weight(load_case(path).problem) <= _weight(case.problem):
+                return path
+        except UsageError:
+            pass  # what lies there is no case: it makes room for one
+    body = {
+        "format": FORMAT,
+        "contract": case.contract,
+        "kernel": case.kernel,
+        "clause": case.clause,
+        "tensor": case.tensor,
+        "detail": case.detail[:_TEXT],
+        "seed": case.seed,
+        "problem": problem_to_json(case.problem),
+        "digests": dict(case.digests),
+        "versions": dict(case.versions),
+    }
+    write_whole(path, json.dumps(body, indent=2) + "\n")
+    return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that readers see whole or not at all. Raises UsageError where it cannot be written."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def load_case(path: Path) -> Case:
+    """Read one case. Raises UsageError with one sentence for whatever is not a whole, sane case."""
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST:
+            raise UsageError(f"{path} is no case: it has {size} bytes, a case has at most {_LARGEST}")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no case: it is not UTF-8 text") from error
+    if not text.strip():
+        raise UsageError(f"{path} is no case: it is empty")
+    try:
+        data: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no case: it is not whole JSON ({str(error)[:100]})") from error
+    try:
+        return _case_of(data)
+    except ProblemError as error:
+        raise UsageError(f"{path} is no case: {error}") from error
+
+
+def case_files(paths: Iterable[Path]) -> Iterator[Path]:
+    """The case files among files and folders, in a stable order. Raises UsageError for a path that is neither."""
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(path.glob("*.json"))
+        elif path.is_file():
+            yield path
+        else:
+            raise UsageError(f"there is no case file or folder {path}")
+
+
+def versions() -> dict[str, str]:
+    """What a case was found with."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in ("mla-verify", "torch", "hypothesis", "numpy", "triton"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def shape_of(problem: Problem) -> str:
+    """What kind of problem this is, sizes and numbers left out: two failures of one kind are kept as one case."""
+    words: list[str] = []
+    plain = type(problem)()
+    for field in fields(problem):
+        value, default = getattr(problem, field.name), getattr(plain, field.name)
+        if isinstance(value, Layout):
+            words.append(f"{field.name}:{value.kind}")
+        elif isinstance(value, str) or value is None:
+            words.append(f"{field.name}:{value}")
+        elif value != default and field.name != "seed":
+            words.append(field.name)
+    return " ".join(words)
+
+
+def _file_stem(case: Case) -> str:
+    readable = re.sub(r"[^A-Za-z0-9_]+", "-", case.kernel.rpartition("/")[2]).strip("-")[:60] or "kernel"
+    identity = "\n".join((case.contract, case.kernel, case.clause, shape_of(case.problem)))
+    return f"{readable}.{case.clause}.{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+
+
+def _weight(problem: Problem) -> tuple[int, int]:
+    """How large a problem is: elements first, then how much there is to say about it."""
+    return elements_of(problem), len(json.dumps(problem_to_json(problem)))
+
+
+def _case_of(data: object) -> Case:
+    if not isinstance(data, dict):
+        raise ProblemError("it is not a JSON object")
+    members = cast("dict[str, Any]", data)
+    version = members.get("format")
+    if type(version) is not int or version != FORMAT:
+        raise ProblemError(
+            f"format: got {str(version)[:40]!r}, wanted {FORMAT}; another version of mla-verify wrote it"
+        )
+    for name, kind in _FIELDS.items():
+        if name not in members:
+            raise ProblemError(f"{name} is missing")
+        value = members[name]
+        if type(value) is not kind:
+            raise ProblemError(f"{name}: got {str(value)[:40]!r}, wanted {kind.__name__}")
+        if isinstance(value, str) and len(value) > _TEXT:
+            raise ProblemError(f"{name}: {len(value)} characters, wanted at most {_TEXT}")
+    unknown = sorted(set(members) - set(_FIELDS))
+    if unknown:
+        raise ProblemError(f"unknown field {str(unknown[0])[:40]!r}")
+    if members["clause"] not in CLAUSES:
+        raise ProblemError(f"clause: got {members['clause'][:40]!r}, wanted one of {', '.join(CLAUSES)}")
+    problem = problem_from_json(members["problem"])
+    if members["problem"].get("contract") != members["contract"]:
+        raise ProblemError(f"contract: got {members['contract'][:40]!r}, the problem is of another")
+    return Case(
+        contract=members["contract"],
+        kernel=members["kernel"],
+        clause=members["clause"],
+        tensor=members["tensor"],
+        detail=members["detail"],
+        seed=members["seed"],
+        problem=problem,
+        digests=_texts("digests", members["digests"]),
+        versions=_texts("versions", members["versions"]),
+    )
+
+
+def _texts(name: str, members: Mapping[str, Any]) -> dict[str, str]:
+    for key, value in members.items():
+        if not isinstance(value, str) or len(value) > _TEXT or len(key) > _TEXT:
+            raise ProblemError(f"{name}: {str(key)[:40]!r} is no short text")
+    return dict(members)
