@@ -5,7 +5,7 @@ Note [Decode bound]
     of m of them in a row; s_k is a logit, p_k its probability, ŝ the largest logit, A_k = scale · Σ|q_d||k_d|.
 
     1. Logits. A float32 dot product of D terms, the scale, and the log₂e of kernels that use exp2 round D + 2 times:
-       the error of s_k is at most γ_{D+2}·A_k, in any order of summation.
+       the error of s_k is at most γ_{D+2}·A_k, in any order of summation; γ_2·A_k where products and sums are exact.
     2. Weights. The argument of exp is s_k − m, where m is a largest logit of some tile or split, or the lse; what is
        subtracted and added again on the way (rescaling, merging splits) is at most ŝ − s_k + |lse| large and rounds
        twice. exp and the merge add four ulps. So each weight carries the relative error
@@ -33,7 +33,8 @@ Note [Decode bound, lower limit]
     least e₀ + γ_{D+2}·|ŝ|, and den at least e₀ + p_t·γ_{D+2}·|ŝ| + γ_{n+8}. Since |o − p_t·v_t| cannot exceed what the
     other keys give, Σp|v| is at least the spread |p_t·v_t| + |o − p_t·v_t|. So
         bound(o) ≥ (e₀ + ρ + den + γ_{n+8})·spread + γ_{D+2}·|ŝ|·|p_t·v_t| + u_out·|o| + η.
-    Nearly every element of a right kernel lies within that (Note [Lazy bound]).
+    Nearly every element of a right kernel lies within that (Note [Lazy bound]). Lanes where it is no small part of
+    max|v| go without, so that what the full bound cannot judge is counted.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from torch import Tensor
 from mla_verify.decode.oracle import Answer, Attention, logits_of, tiles_of
 from mla_verify.kernel import Arithmetic
 
-__all__ = ["Rounding", "LowerLimits", "lower_limits", "lse_bound", "o_bound", "rounding_of"]
+__all__ = ["LowerLimits", "Rounding", "lower_limits", "lse_bound", "o_bound", "rounding_of"]
 
 _U: Final = 2.0**-24
 _SMALLEST_NORMAL: Final = 2.0**-126  # of float32
@@ -56,6 +57,7 @@ _SMALLEST_SUBNORMAL: Final = 2.0**-149
 _LARGEST: Final = torch.finfo(torch.float32).max * (1 - 1e-3)
 _TF32: Final = 2.0**-10
 _PRODUCTS: Final = 1 + 1e-3  # products of two errors, over their sum
+_NARROW: Final = 2.0**-4
 _BLOCK: Final = 1 << 21  # float64 elements of one array, several of which are alive
 
 
@@ -65,6 +67,7 @@ class Rounding:
 
     u_out: float
     eta: float
+    exact_dots: bool  # dot products of q and k round nowhere
     logit: float  # relative to A_k, beside γ_{D+2}
     product: float  # ρ and everything else that is relative to p·|v|
     tiny: float
@@ -83,8 +86,11 @@ class LowerLimits:
 
 
 @lru_cache(maxsize=64)
-def rounding_of(arithmetic: Arithmetic, dtype: torch.dtype) -> Rounding:
-    """Translate a kernel's declarations, for inputs and outputs of `dtype`."""
+def rounding_of(arithmetic: Arithmetic, dtype: torch.dtype, *, exact_dots: bool) -> Rounding:
+    """Translate a kernel's declarations, for inputs and outputs of `dtype`.
+
+    exact_dots: every q_d·k_d and every sum of them is exact in float32, as in the retrieval regime.
+    """
     limits = torch.finfo(dtype)
     u_out = limits.eps / 2
     eta = limits.smallest_normal * limits.eps
@@ -96,27 +102,30 @@ def rounding_of(arithmetic: Arithmetic, dtype: torch.dtype) -> Rounding:
     logit, floors, lost = 0.0, 0, 0.0
     if arithmetic.multiply == "tf32":
         factors = 2 if dtype == torch.float32 else 0  # 16-bit inputs fit into tf32
-        logit = (1 + _TF32) ** factors - 1
+        logit = 0.0 if exact_dots else (1 + _TF32) ** factors - 1
         product += (factors // 2 + 1) * _TF32  # the value, and the probability, which is float32 until then
         lost = _TF32 * _SMALLEST_NORMAL  # subnormals have fewer bits to lose
     if arithmetic.partials == "output dtype":
         product += u_out
         floors = 1
     flushed_below = limits.smallest_normal if arithmetic.subnormals == "flushed" else 0.0
-    return Rounding(u_out, eta, logit, product, tiny, flushed_below, floors, lost)
+    return Rounding(u_out, eta, exact_dots, logit, product, tiny, flushed_below, floors, lost)
 
 
-def lower_limits(answer: Answer, seen: Tensor, width: int) -> LowerLimits:
+def lower_limits(answer: Answer, seen: Tensor, width: int, *, exact_dots: bool) -> LowerLimits:
     """Note [Decode bound, lower limit]; seen: float64 [num_rows, 1], how many keys a row sees; width: D."""
     lse = answer.lse.masked_fill(seen == 0, 0.0)
     weight = (2 * lse.abs_() + 4).mul_(_U)
     gamma_n = _gamma_of(seen + 8)
-    top_slip = answer.peak.abs() * _gamma(width + 2)
+    top_slip = answer.peak.abs() * _dot_gamma(width, exact_dots=exact_dots)
     den = weight + gamma_n + top_slip / answer.total
+    narrow = weight + den + gamma_n + top_slip < _NARROW
     top = answer.top.abs()
     spread = (answer.o - answer.top).abs_().add_(top)
     o = top.mul_(top_slip.unsqueeze(2)).addcmul_((weight + den + gamma_n).unsqueeze(2), spread)
-    return LowerLimits(o, spread, den + 4 * _U * (lse + 1))
+    return LowerLimits(
+        o.mul_(narrow.unsqueeze(2)), spread.mul_(narrow.unsqueeze(2)), (den + 4 * _U * (lse + 1)) * narrow
+    )
 
 
 def o_bound(attention: Attention, rounding: Rounding, lanes: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +178,7 @@ def _weights(attention: Attention, rounding: Rounding, lanes: Tensor) -> _Weight
     hidden = logits == -torch.inf
     magnitude, lost = _magnitudes(attention, rounding, queries)
     magnitude.masked_fill_(hidden, 0.0)
-    slip = magnitude * (_gamma(queries.shape[1] + 2) + rounding.logit) + lost
+    slip = magnitude * (_dot_gamma(queries.shape[1], exact_dots=rounding.exact_dots) + rounding.logit) + lost
     peak, lse = logits.amax(1, keepdim=True), attention.lse[lanes].unsqueeze(1)
     below = (peak - logits).masked_fill_(hidden, 0.0)
     # Beyond 1 the lane is not usable, and expm1 could only overflow.
@@ -230,7 +239,9 @@ def _flush(magnitudes: Tensor, below: float) -> Tensor:
     return magnitudes.masked_fill(magnitudes < below, 0.0)
 
 
-def _gamma(count: int) -> float:
+def _dot_gamma(width: int, *, exact_dots: bool) -> float:
+    """γ of a logit: the products and sums of its dot product, the scale and log₂e."""
+    count = 2 if exact_dots else width + 2
     return count * _U / (1 - count * _U)
 
 

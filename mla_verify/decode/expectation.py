@@ -74,7 +74,7 @@ def expect(problem: DecodeProblem, kernel: Kernel, tensors: Mapping[str, Tensor]
     seen = torch.zeros(problem.num_rows, 1, dtype=torch.float64)
     seen[: geometry.live_rows, 0] = torch.from_numpy(geometry.visible)
     seen = seen.to(q.device)
-    limits = lower_limits(found, seen, q.shape[2])
+    limits = lower_limits(found, seen, q.shape[2], exact_dots=_exact_dots(problem))
     # Rows without keys, and padding rows that must be zero, have o = 0 and the lse that the kernel declares.
     found.lse.masked_fill_(seen == 0, EMPTY_LSE[kernel.empty_lse])
     return DecodeExpectation(
@@ -89,7 +89,7 @@ def _references(
 ) -> dict[str, Reference]:
     """References by one arithmetic; sees: bool [num_rows, 1]."""
     dtype = dtype_of(problem.dtype)
-    rounding = rounding_of(arithmetic, dtype)
+    rounding = rounding_of(arithmetic, dtype, exact_dots=_exact_dots(problem))
     # A row without keys is exact: nothing but its own value lies within a limit of 0.
     floor = (sees * rounding.eta).clamp_(min=_ROOM_FOR_ZERO).unsqueeze(2)
     references = {
@@ -100,7 +100,7 @@ def _references(
             exact=_exact_o(problem, found.o, arithmetic),
             relative=rounding.u_out,
             absolute=torch.add(limits.o, limits.spread, alpha=rounding.product).add_(floor),
-            bound=_bound_of(found, rounding, _o_elements),
+            bound=_bound_of(found, found.o, rounding, _o_elements),
         )
     }
     if problem.with_lse:
@@ -110,10 +110,15 @@ def _references(
             dtype=torch.float32,
             exact=None,
             relative=0.0,
-            absolute=limits.lse.where(sees, _ROOM_FOR_ZERO),
-            bound=_bound_of(found, rounding, _lse_elements),
+            absolute=limits.lse.where(sees, 0.0).clamp_(min=_ROOM_FOR_ZERO),
+            bound=_bound_of(found, found.lse, rounding, _lse_elements),
         )
     return references
+
+
+def _exact_dots(problem: DecodeProblem) -> bool:
+    """Whether q·k adds up a few equal powers of two (retrieval), which float32 does exactly, or zeros."""
+    return problem.regime in ("retrieval", "uniform") and problem.q_layout.kind not in INPUT_ONLY
 
 
 def _exact_o(problem: DecodeProblem, o: Tensor, arithmetic: Arithmetic) -> Tensor | None:
@@ -148,8 +153,8 @@ def _lse_elements(attention: Attention, rounding: Rounding, index: Index) -> tup
     return lse_bound(attention, rounding, index[0])
 
 
-def _bound_of(found: Answer, rounding: Rounding, elements: _Elements) -> Bound:
-    """The bound at some elements of an output: request by request, 0 in rows without keys."""
+def _bound_of(found: Answer, value: Tensor, rounding: Rounding, elements: _Elements) -> Bound:
+    """The bound at some elements of `value`, an output: request by request, 0 in rows without keys."""
     num_heads = found.lse.shape[1]
 
     def bound(index: Index) -> tuple[Tensor, Tensor]:
@@ -163,6 +168,7 @@ def _bound_of(found: Answer, rounding: Rounding, elements: _Elements) -> Bound:
                 continue
             lanes = (rows[mine] - seeing.start) * num_heads + heads[mine]
             limits[mine], judged[mine] = elements(attention, rounding, (lanes, *(part[mine] for part in rest)))
-        return limits, judged
+        nan = value[index].isnan()  # its inputs held one: nothing but NaN is right
+        return limits.masked_fill_(nan, 0.0), judged | nan
 
     return bound

@@ -90,7 +90,7 @@ def _attend(request: Request, q: Tensor, kv_buffer: Tensor, whole: Answer, *, sc
         total[part] = weights.sum(1)
         lse[part] = peak[part] + total[part].log()
         o[part] = _product(keys, weights, o.shape[1]).div_(total[part].unsqueeze(1))
-        top[part] = _values_at(keys, likeliest, o.shape[1]).div_(total[part].unsqueeze(1))
+        top[part] = _values_at(keys, likeliest, o.shape[1]) / total[part].unsqueeze(1)
     if keys.held is not None and keys.held.numel() > keep:
         keys = replace(keys, held=None)
     kept = logits if lanes <= block and lanes * kv_len <= keep else None
@@ -127,6 +127,8 @@ def tiles_of(keys: Keys) -> Iterator[tuple[slice, Tensor]]:
 
 def _values_at(keys: Keys, numbers: Tensor, kv_lora_rank: int) -> Tensor:
     """The values of some keys, float64 [lanes, kv_lora_rank]; numbers: int64 [lanes], a key's place in its request."""
+    if keys.held is not None:
+        return keys.held.index_select(0, numbers)[:, :kv_lora_rank]
     page_size = keys.kv_buffer.shape[1]
     pages = torch.from_numpy(keys.request.pages).to(numbers.device)
     at = pages[numbers // page_size], numbers % page_size

@@ -6,12 +6,14 @@ Note [Retrieval]
     target's logit leads by at least 2c·scale ≥ 256 (c·scale with a single column): every other weight underflows in
     float32. The other columns stay ordinary numbers, so the answer, a cached row, is not made of codes alone.
 
-    In each request one row is the probe. It targets its last visible key, and every key behind that one carries the
-    same code: a mask that ends one key late mixes rows, one that ends early misses the target. Rows after the
-    probe see the copies too, so they choose among the keys before.
+    Masks that end a key early or late: a row's first head targets the last key that the row sees. Among the rows of a
+    request, pairs of neighbours (beginning at the first or the second row, by the seed) share a code: the key that
+    the second one sees last, and the first one must not see, is a copy of what the first one targets. A mask that
+    ends one key late mixes the two. From then on both are seen, so the second row, like every other target that is
+    drawn at random, chooses among the keys that all rows see.
 
-    Too few columns for so many keys: then only 2^columns keys have a code, the first and the probe's target always
-    among them, and the code of all others is 0, which scores less than any match.
+    Too few columns for so many keys: then only 2^columns keys have a code, the first key and as many last ones as
+    fit among them, and the code of all others is 0, which scores less than any match.
 """
 
 from __future__ import annotations
@@ -121,38 +123,35 @@ class _Codes:
 
 
 def _codes_of(request: Request, bits: int, num_heads: int, words: Words) -> _Codes:
-    """Codes of one request's keys, and of the targets of its seeing rows; `words` are two and one per lane."""
-    kv_len, visible = request.kv_len, request.visible
-    seeing = len(visible)
-    # The probe must leave the rows behind it a key to choose: the last row always does, having none behind it.
-    probe = int(words[0] % np.uint64(max(1, seeing)))
-    if seeing and visible[probe] == 1:
-        probe = seeing - 1
-    last = visible[probe] - 1 if seeing else kv_len - 1
-    coded = _coded_keys(kv_len, 1 << bits, last)
+    """Codes of one request's keys and of its seeing rows' targets (Note [Retrieval]); words: 2 and one per lane."""
+    kv_len, seeing = request.kv_len, len(request.visible)
+    common = kv_len - seeing + 1 if seeing else kv_len  # keys that every seeing row sees
+    lasts = np.arange(kv_len - seeing, kv_len)  # the last key that each row sees
+    # A first row that sees one key needs it for itself: so do the rows behind, which choose among what all see.
+    shift = 1 if common == 1 else int(words[0] & np.uint64(1))
+    rows = np.arange(seeing)
+    copies = (rows > shift) & ((rows - shift) % 2 == 1)
+    coded = _coded_keys(kv_len, 1 << bits, np.roll(lasts[~copies], int(words[0] % np.uint64(max(1, seeing)))), common)
     numbers = np.arange(len(coded)) ^ int(words[1] % np.uint64(1 << bits))
-    signs = ((numbers[:, None] >> np.arange(bits)) & 1).astype(np.float32) * 2 - 1  # [coded, bits]
     of_keys = np.zeros((kv_len, bits), np.float32)
-    of_keys[coded] = signs
-    of_keys[last + 1 :] = of_keys[last]
-    if not seeing:
-        return _Codes(of_keys, np.zeros((0, num_heads, bits), np.float32))
+    of_keys[coded] = ((numbers[:, None] >> np.arange(bits)) & 1).astype(np.float32) * 2 - 1
+    of_keys[lasts[copies]] = of_keys[lasts[copies] - 1]
     lanes = words[2:].reshape(seeing, num_heads)
-    limit = np.minimum(np.array(visible), np.where(np.arange(seeing) > probe, last, kv_len))
-    choice = np.searchsorted(coded, limit).astype(np.uint64)[:, None]  # how many coded keys each row may target
-    target = coded[(lanes >> np.uint64(1)) % choice]  # [seeing, num_heads]
-    to_probe = (lanes[probe] & np.uint64(1)).astype(bool)
-    to_probe[:1] = True
-    target[probe][to_probe] = last
-    return _Codes(of_keys, of_keys[target])
+    unshared = np.searchsorted(coded, max(1, common - 1))  # how many coded keys no pair shares
+    target = coded[(lanes >> np.uint64(1)) % np.uint64(unshared)]  # [seeing, num_heads]
+    to_last = (lanes & np.uint64(1)).astype(np.bool_)
+    to_last[:, :1] = True
+    to_last &= (~copies & np.isin(lasts, coded))[:, None]
+    return _Codes(of_keys, of_keys[np.where(to_last, lasts[:, None], target)])
 
 
-def _coded_keys(kv_len: int, capacity: int, last: int) -> Ints:
-    """Which keys have a code, ascending: all if there are codes for all, else 0, `last`, and others evenly spread."""
+def _coded_keys(kv_len: int, capacity: int, wanted: Ints, common: int) -> Ints:
+    """Which keys have a code, ascending: all if there are codes for all, else 0, those `wanted`, and some before."""
     if kv_len <= capacity:
         return np.arange(kv_len)
-    spread = np.linspace(0, kv_len - 1, capacity - 1).astype(np.int64)
-    return np.unique(np.append(spread, (0, last)))[:capacity]
+    chosen = np.unique(np.append(0, wanted)[:capacity])
+    spread = np.linspace(0, max(0, common - 2), capacity - len(chosen)).astype(np.int64)
+    return np.union1d(chosen, spread)
 
 
 def _slots_of(request: Request, page_size: int) -> Ints:
