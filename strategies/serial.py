@@ -15,6 +15,7 @@ from strategies.vocabulary import DECODE_REGIMES, DTYPES, UP_PROJECTION_REGIMES
 __all__ = ["ProblemError", "problem_from_json", "problem_to_json"]
 
 _MAX_SIZE: Final = 1 << 20  # of one dimension, length or stride gap
+_MAX_SPLITS: Final = 1 << 12
 _MAX_REQUESTS: Final = 1 << 16
 _MAX_ELEMENTS: Final = 1 << 30  # of all tensors together: no case may ask for all memory of a machine
 _MAX_SEED: Final = (1 << 63) - 1
@@ -45,12 +46,23 @@ def problem_from_json(data: object) -> Problem:
     build, readers = _CONTRACTS[contract]
     _same_names("problem", members, readers)
     problem = build(**{name: read(name, members[name]) for name, read in readers.items()})
-    if isinstance(problem, DecodeProblem) and len(problem.q_lens) != len(problem.kv_lens):
-        raise ProblemError(_wanted("q_lens", problem.q_lens, f"one for each of {len(problem.kv_lens)} requests"))
+    _check_whole(problem)
+    return problem
+
+
+def _check_whole(problem: Problem) -> None:
+    """What no field can tell alone: lists that belong together, and how much all of it is."""
+    if isinstance(problem, DecodeProblem):
+        requests = len(problem.kv_lens)
+        if len(problem.q_lens) != requests:
+            raise ProblemError(_wanted("q_lens", problem.q_lens, f"one for each of {requests} requests"))
+        # Rows and pages are walked one by one in places, even where their tensors are empty.
+        for name, count in (("q_lens", problem.num_rows), ("kv_lens", sum(problem.pages_per_request))):
+            if count > _MAX_SIZE:
+                raise ProblemError(f"{name}: {count} rows or pages in all, wanted at most {_MAX_SIZE}")
     elements = elements_of(problem)
     if elements > _MAX_ELEMENTS:
         raise ProblemError(f"problem: its tensors span {elements} elements, wanted at most {_MAX_ELEMENTS}")
-    return problem
 
 
 def _plain(value: object) -> object:
@@ -162,7 +174,7 @@ _DECODE: Final[dict[str, Reader]] = {
     "kv_lora_rank": _size,
     "qk_rope_head_dim": _size,
     "page_size": _count,
-    "num_kv_splits": _count,
+    "num_kv_splits": _integer(1, _MAX_SPLITS),
     "dtype": _dtype,
     "regime": _word(DECODE_REGIMES),
     "padding_rows": _size,

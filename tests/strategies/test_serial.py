@@ -81,8 +81,16 @@ HOSTILE: dict[str, tuple[object, str]] = {
     "scale out of range": (_with(DECODE, softmax_scale=-1000), "softmax_scale: got -1000"),
     "unknown order": (_with(DECODE, page_order="random"), "page_order: got 'random'"),
     "splits whose scratch is huge": (
-        _with(DECODE, num_kv_splits=2**20, num_heads=2**12),
+        _with(DECODE, num_kv_splits=2**12, num_heads=2**20),
         "its tensors span .* elements",
+    ),
+    "rows without end": (
+        _with(DECODE, kv_lens=[0] * 2**12, q_lens=[2**20] * 2**12, num_heads=0),
+        "q_lens: 4294967296 rows or pages",
+    ),
+    "pages without end": (
+        _with(DECODE, kv_lens=[2**20] * 2, q_lens=[0, 0], kv_lora_rank=0),
+        "kv_lens: 2097152 rows or pages",
     ),
 }
 
