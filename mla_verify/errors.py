@@ -1,11 +1,12 @@
-"""What goes wrong outside a kernel: a wrong request, in the user's words, and the exit code it ends with."""
+"""What goes wrong outside a kernel: a wrong request, in the user's words, and the exit code it ends with.
+
+Imports nothing of ours, so that these can be raised when another package shadows one of our rooms.
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import ClassVar
-
-from mla_verify.kernel import Unavailable
 
 __all__ = ["ExitCode", "Unavailable", "UsageError"]
 
@@ -29,3 +30,9 @@ class UsageError(Exception):
     """The request cannot be carried out as it stands. The message says what, got, wanted and how to mend it."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+
+class Unavailable(RuntimeError):
+    """The kernel cannot run here; the message says what is missing, in one sentence."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.UNAVAILABLE

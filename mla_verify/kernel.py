@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from mla_verify.errors import Unavailable
 from strategies.limits import DecodeLimits, Limits, UpProjectionLimits
 
 __all__ = [
@@ -39,10 +40,6 @@ PRECONDITIONS: Final = (
     "zeroed_workspace",
 )
 VALIDATIONS: Final = ("shapes", "dtypes", "overlap", "tables")
-
-
-class Unavailable(RuntimeError):
-    """The kernel cannot run here; the message says what is missing, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
