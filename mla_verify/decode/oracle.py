@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,8 +78,7 @@ def _attend(request: Request, q: Tensor, kv_buffer: Tensor, whole: Answer, *, sc
     if kv_len * q.shape[2] <= _TILE:
         keys = replace(keys, held=cache_rows(kv_buffer, request, 0, kv_len).to(torch.float64))
     queries = (q[rows].to(torch.float64) * scale).reshape(lanes, q.shape[2])
-    visible = torch.arange(request.visible.start, request.visible.stop, device=q.device)
-    visible = visible.repeat_interleave(num_heads)
+    visible = torch.from_numpy(np.repeat(np.array(request.visible), num_heads)).to(q.device)
     o, top = (part[rows].view(lanes, whole.o.shape[2]) for part in (whole.o, whole.top))
     lse, peak, total = (part[rows].view(lanes) for part in (whole.lse, whole.peak, whole.total))
     block, logits = max(1, _TILE // kv_len), None

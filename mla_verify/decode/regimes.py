@@ -131,7 +131,11 @@ def _codes_of(request: Request, bits: int, num_heads: int, words: Words) -> _Cod
     shift = 1 if common == 1 else int(words[0] & np.uint64(1))
     rows = np.arange(seeing)
     copies = (rows > shift) & ((rows - shift) % 2 == 1)
-    coded = _coded_keys(kv_len, 1 << bits, np.roll(lasts[~copies], int(words[0] % np.uint64(max(1, seeing)))), common)
+    coded = np.arange(kv_len)
+    own = ~copies  # rows whose last key has a code of its own
+    if kv_len > 1 << bits:
+        coded = _coded_keys(1 << bits, np.roll(lasts[own], int(words[0] % np.uint64(max(1, seeing)))), common)
+        own &= np.isin(lasts, coded)
     numbers = np.arange(len(coded)) ^ int(words[1] % np.uint64(1 << bits))
     of_keys = np.zeros((kv_len, bits), np.float32)
     of_keys[coded] = ((numbers[:, None] >> np.arange(bits)) & 1).astype(np.float32) * 2 - 1
@@ -141,14 +145,12 @@ def _codes_of(request: Request, bits: int, num_heads: int, words: Words) -> _Cod
     target = coded[(lanes >> np.uint64(1)) % np.uint64(unshared)]  # [seeing, num_heads]
     to_last = (lanes & np.uint64(1)).astype(np.bool_)
     to_last[:, :1] = True
-    to_last &= (~copies & np.isin(lasts, coded))[:, None]
+    to_last &= own[:, None]
     return _Codes(of_keys, of_keys[np.where(to_last, lasts[:, None], target)])
 
 
-def _coded_keys(kv_len: int, capacity: int, wanted: Ints, common: int) -> Ints:
-    """Which keys have a code, ascending: all if there are codes for all, else 0, those `wanted`, and some before."""
-    if kv_len <= capacity:
-        return np.arange(kv_len)
+def _coded_keys(capacity: int, wanted: Ints, common: int) -> Ints:
+    """Which keys have a code, ascending, where there are more keys: 0, as many `wanted` as fit, and some before."""
     chosen = np.unique(np.append(0, wanted)[:capacity])
     spread = np.linspace(0, max(0, common - 2), capacity - len(chosen)).astype(np.int64)
     return np.union1d(chosen, spread)
