@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sanitizer.containment import describe_strays
 from sanitizer.finding import Finding
 from sanitizer.kept import KeptMemory
-from sanitizer.laying import Layer, Memory, lay_large, lay_small
+from sanitizer.laying import Layer, Memory, as_wide_words, lay_large, lay_small
 from sanitizer.placed import Placed, place, strided_view
 from sanitizer.plan import Element, TensorPlan
 from sanitizer.secrets import Secret
@@ -20,6 +20,7 @@ from sanitizer.secrets import Secret
 __all__ = ["Arena"]
 
 _SMALL: Final = 128 << 10  # bytes up to which three images cost less than rewriting one three times
+_HUGE: Final = 8 << 20  # bytes from which it pays to look at declared bytes once in an audit instead of every run
 
 _Metadata = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
@@ -40,6 +41,7 @@ class Arena:
         self._writable: list[Placed] = []
         self._untouched: dict[str, Tensor] = {}
         self._layers: list[Layer] = []
+        self._wide: list[tuple[Tensor, Tensor]] = []
         self._owners: dict[str, Tensor] = {}
         self._expected: dict[str, _Metadata] = {}
         self._storage = (0, 0)
@@ -47,6 +49,7 @@ class Arena:
         self._small = True
         self._row: int | None = None  # the secret that the single image holds
         self._clean = False  # the arena is known to equal the image
+        self._moved = False  # the kernel reallocated the arena's storage
 
     @property
     def plans(self) -> Sequence[TensorPlan]:
@@ -54,9 +57,9 @@ class Arena:
         return self._plans
 
     @property
-    def size(self) -> int:
-        """Bytes that the loaded problem takes, guards included."""
-        return self._size
+    def huge(self) -> bool:
+        """Whether `stray` can look at secret bytes alone, and whether that is worth it."""
+        return bool(self._wide)
 
     @property
     def nbytes(self) -> int:
@@ -71,13 +74,15 @@ class Arena:
         self._small = self._size <= _SMALL
         self._arena.reserve(self._size)
         self._image.reserve(self._size * (len(Secret) if self._small else 1))
-        self._row, self._clean = None, False
+        self._row, self._clean, self._moved = None, False, False
         self._layers = []
         for placed in sorted(places, key=lambda placed: placed.plan.over is not None):
             if self._small:
                 lay_small(placed, self._image, self._size)
             else:
                 self._layers += lay_large(placed, self._image, self._arena)
+        regular = all(layer.index is None for layer in self._layers)
+        self._wide = [as_wide_words(layer) for layer in self._layers] if self._size >= _HUGE and regular else []
         self._writable = [placed for placed in places if placed.plan.role != "input" and placed.extent]
         self._untouched = dict(self._untouched_masks())
         self._owners = {
@@ -153,33 +158,39 @@ class Arena:
     def layout_changes(self, tensors: Mapping[str, Tensor]) -> list[Finding]:
         """Which of the `tensors` that a kernel was given are no longer what they were. Comes before `output_bits`.
 
-        What an output then holds at its old place is not what the kernel computed. Storages are repaired.
+        What an output then holds at its old place is not what the kernel computed.
         """
-        moved = _storage_of(self._arena.data) != self._storage
+        self._moved = _storage_of(self._arena.data) != self._storage
         findings: list[Finding] = []
         for name, tensor in tensors.items():
             now, before = _metadata(tensor), self._expected[name]
-            if (now[1:] != before[1:]) if moved and name not in self._owners else (now != before):
+            if (now[1:] != before[1:]) if self._moved and name not in self._owners else (now != before):
                 findings.append(Finding("layout", name, tensor.numel(), _layout_words(name, before, now)))
-        repair = moved
-        for name, storage in self._owners.items():
+        known = {finding.tensor for finding in findings}
+        for name, storage in list(self._owners.items()):
             size, wanted = storage.untyped_storage().nbytes(), storage.numel()
             if size == wanted:
                 self._slot(name).copy_(storage)
                 continue
-            repair = True
-            if not any(finding.tensor == name for finding in findings):
+            self._owners[name] = torch.empty_like(storage)
+            self._expect()
+            if name not in known:
                 detail = f"the storage of {name} was resized from {wanted} to {size} bytes"
                 findings.append(Finding("layout", name, tensors[name].numel(), detail))
-        if moved and not findings:
+        if self._moved and not known:
             detail = "the storage that holds the caller's tensors was reallocated"
-            findings += [Finding("layout", placed.plan.name, 0, detail) for placed in self._writable[:1]]
-        if repair:
-            self._arena.renew(max(self._size, self._arena.data.numel()))
-            self.load(self._plans)
-            self.poison(Secret.A)
-            self._clean = True
+            findings += [Finding("layout", placed.plan.name, 0, detail) for placed in self._writable]
+        if self._moved and self._arena.data.untyped_storage().nbytes() < self._size:
+            self._renew()
         return findings
+
+    def _renew(self) -> None:
+        """Replace an arena whose storage the kernel reallocated, and lay everything out again."""
+        row = self._row or 0
+        self._arena.renew(max(self._size, self._arena.data.numel()))
+        self.load(self._plans)
+        self.poison(list(Secret)[row])
+        self._clean = True
 
     def output_bits(self, name: str) -> Tensor:
         """[*shape] (complex128: [*shape, 2]) a compact copy of what a tensor holds now, as carrier words."""
@@ -212,22 +223,26 @@ class Arena:
         dtype, shape, strides, first = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
         return lambda: self._arena.typed(dtype).as_strided(shape, strides, first)
 
-    def stray(self, *, outputs: bool = True) -> list[Finding]:
+    def stray(self, *, outputs: bool = True, declared: bool = True) -> list[Finding]:
         """Every byte that is not what it was and had to be, as `containment` findings; the arena is whole afterwards.
 
         Outputs and workspaces may have been written, untouched elements aside; with `outputs=False` they may not.
+        With `declared=False`, where the arena is `huge`, only bytes that hold secrets are looked at.
         """
         if outputs:
             self.put_outputs_back()
-        size, row = self._size, self._row or 0
-        image = self._image_of(row)
-        arena = self._arena.data[:size]
+        image, arena = self._image_of(self._row or 0), self._arena.data[: self._size]
+        if declared or not self.huge:
+            same = torch.equal(arena.view(torch.int64), image.view(torch.int64))
+        else:
+            same = all(torch.equal(kept, wanted) for wanted, kept in self._wide)
+        findings: list[Finding] = []
+        if not same:
+            findings = describe_strays(arena != image, list(self._placed.values()))
+            arena.copy_(image)
         self._clean = True
-        if torch.equal(arena.view(torch.int64), image.view(torch.int64)):
-            return []
-        changed = arena != image
-        findings = describe_strays(changed, list(self._placed.values()))
-        arena.copy_(image)
+        if self._moved:
+            self._renew()
         return findings
 
     def put_outputs_back(self) -> None:

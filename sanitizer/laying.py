@@ -19,7 +19,7 @@ from sanitizer.geometry import Box, gap_boxes, rows_overlap, run_boxes
 from sanitizer.placed import Placed, strided_view
 from sanitizer.secrets import PERIOD, Secret, carrier_view, rows_of
 
-__all__ = ["Layer", "Memory", "lay_large", "lay_small"]
+__all__ = ["Layer", "Memory", "as_wide_words", "lay_large", "lay_small"]
 
 _RUN: Final = PERIOD // 2  # longest run laid at once; leaves room for the phase
 
@@ -70,6 +70,27 @@ class Layer:
                 target.copy_(self.rows[row])
             else:
                 target.index_put_(self.index, self.rows[row])
+
+
+def as_wide_words(layer: Layer) -> tuple[Tensor, Tensor]:
+    """Image and arena of a layer as int64 where they divide into such words: four times fewer comparisons for bf16."""
+    view = layer.image
+    factor = torch.int64.itemsize // view.itemsize
+    sizes, strides, first = view.shape, view.stride(), int(view.storage_offset())
+    if factor == 1 or first % factor or sizes[-1] % factor or any(stride % factor for stride in strides[:-1]):
+        return layer.image, layer.arena
+    wide: list[Tensor] = []
+    for narrow in (layer.image, layer.arena):
+        whole = torch.empty(0, dtype=torch.int64, device=view.device)
+        wide.append(
+            whole.set_(
+                narrow.untyped_storage(),
+                first // factor,
+                (*sizes[:-1], sizes[-1] // factor),
+                (*(stride // factor for stride in strides[:-1]), 1),
+            )
+        )
+    return wide[0], wide[1]
 
 
 def lay_small(placed: Placed, image: Memory, size: int) -> None:

@@ -6,7 +6,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from sanitizer.secrets import Secret, carrier_of, carrier_view, fill_with_secret
 from sanitizer.stopwatch import Stopwatch, synchronise
 
 __all__ = ["Call", "Left", "Output", "Run", "Runner"]
+
+Compare = Literal["all", "secrets", "later"]
 
 _WORKSPACE_FILLS: Final = Fills()
 
@@ -90,13 +92,14 @@ class Runner:
         marked: bool = False,
         tracking: bool = False,
         probing: bool = False,
-        compare: bool = True,
+        compare: Compare = "all",
         outputs_may_change: bool = True,
     ) -> Run:
         """One run.
 
         marked, tracking: of a warm-up, to learn what the kernel keeps (sanitizer.kept). probing: the run that tells
-        kept scratch from tables. compare: look for stray writes now; else the next run under the same secret does.
+        kept scratch from tables. compare: which bytes to look at for stray writes: all, those that hold secrets, or
+        "later", none before the next run under the same secret.
         outputs_may_change: false where the kernel has to refuse, and so must not write at all.
         """
         stopwatch, arena = self.stopwatch, self.arena
@@ -130,10 +133,10 @@ class Runner:
                     outputs[name] = self._in_place(name, secret)
             for name in left.returned.keys() - self._plans.keys():
                 outputs[name] = self._returned(left.returned[name], interceptor)
-        if compare:
-            findings += arena.stray(outputs=outputs_may_change)
-        else:
+        if compare == "later":
             arena.put_outputs_back()
+        else:
+            findings += arena.stray(outputs=outputs_may_change, declared=compare == "all")
         findings += interceptor.guard_hits(arena.kept.scratches)
         stopwatch.lap("compare")
         return Run(secret, outputs, findings, frozenset(moved), left.error, interceptor)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sanitizer.arena import Arena
-from sanitizer.plan import Element
+from sanitizer.plan import Element, TensorPlan
 from tests.sanitizer.problems import COLUMNS, ROWS, clauses, doubling, output, run_audit, source
 
 
@@ -190,15 +190,14 @@ def test_faults_are_found_on_outputs_that_own_their_storage(name: str) -> None:
     assert clauses(run_audit(kernel, source(), output(form="owner"))) == expected
 
 
+@pytest.mark.parametrize("size", [300_000, 2_200_000], ids=["large", "huge"])
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_faults_are_found_at_sizes_that_use_a_single_image(name: str) -> None:
-    """Large problems are rewritten in place instead of copied, with the same verdicts."""
+def test_faults_are_found_at_sizes_that_are_handled_otherwise(name: str, size: int) -> None:
+    """Large problems are rewritten in place, huge ones looked at less often, with the same verdicts."""
     kernel, expected = FAULTS[name]
-    ballast = torch.ones(300_000)
+    ballast = torch.ones(size)
     padding = source(guard=64)
-    big = type(padding)(
-        name="ballast", shape=(300_000,), strides=(1,), dtype=torch.float32, role="input", values=ballast
-    )
+    big = type(padding)(name="ballast", shape=(size,), strides=(1,), dtype=torch.float32, role="input", values=ballast)
     assert clauses(run_audit(kernel, big, source(), output())) == expected
 
 
@@ -331,3 +330,17 @@ class TestNondeterministicKernels:
     def test_secrets_are_still_found(self, kernel: object, expected: set[str]) -> None:
         """Unwritten elements and leaked NaN show in spite of noise."""
         assert clauses(run_audit(kernel, deterministic=False)) == expected  # type: ignore[arg-type]
+
+
+def test_an_output_that_was_resized_casts_no_doubt_on_the_others() -> None:
+    """What a kernel wrote into its other outputs is still what it wrote."""
+    second = TensorPlan(name="second", shape=(ROWS,), strides=(2,), dtype=torch.float32, role="output")
+
+    def kernel(t: dict[str, Tensor]) -> None:
+        t["second"].copy_(t["x"].sum(1))
+        torch.mul(t["x"].repeat(200, 200), 2, out=t["out"])
+
+    for form in ("owner", "view"):
+        result = run_audit(kernel, source(), second, output(form=form))
+        assert ("layout", "out") in {(finding.clause, finding.tensor) for finding in result.findings}
+        assert "second" not in {finding.tensor for finding in result.findings if finding.clause == "coverage"}
