@@ -210,9 +210,12 @@ def _rate(kernel: Kernel, device: str) -> RateRow:
     problems: list[Any] = []
     strategy = bench.contract.problems(small)
 
+    def keep(problem: Any) -> None:
+        problems.append(problem)
+
     def draw() -> float:
         problems.clear()
-        run = drawn_into(problems.append, strategy, examples=_RATE_EXAMPLES, seed=0, phases=(Phase.generate,))
+        run = drawn_into(keep, strategy, examples=_RATE_EXAMPLES, seed=0, phases=(Phase.generate,))
         started = time.perf_counter()
         run()
         return time.perf_counter() - started
@@ -260,7 +263,7 @@ def print_bench(rows: dict[str, list[dict[str, Any]]], *, to: Console | None = N
     out = to or console()
     table = Table(box=None, pad_edge=False, header_style="bold", title="ms per check, median", title_justify="left")
     for column in ("contract", "problem"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in (*PHASES, "total", "sanitizer/rest", "memory/tensors", "oracle MiB"):
         table.add_column(column, justify="right")
     for row in rows["phases"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 def _memory_events(run: Callable[[], object]) -> list[int]:
     """Bytes of every allocation (positive) and release (negative) during a call, in order of time."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every profile prints two lines to stderr
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)

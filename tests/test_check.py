@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,11 @@ def product(x: Tensor, w_uv: Tensor) -> Tensor:
     return torch.bmm(x.float().transpose(0, 1), w_uv.float()).transpose(0, 1)
 
 
+def tokens(count: int) -> Callable[[Any], bool]:
+    """A predicate: problems with so many tokens."""
+    return lambda problem: problem.num_tokens == count
+
+
 def right(x: Tensor, w_uv: Tensor, out: Tensor, **_: Any) -> None:
     """Keeps every clause."""
     out.copy_(product(x, w_uv))
@@ -29,9 +35,8 @@ def right(x: Tensor, w_uv: Tensor, out: Tensor, **_: Any) -> None:
 def kernel(function: Any, **declarations: Any) -> Kernel:
     """An up-projection with small sizes, registered nowhere."""
     limits = UpProjectionLimits(num_heads=(1, 2, 3), kv_lora_rank=(0, 1, 2, 5), v_head_dim=(1, 2, 5), max_num_tokens=6)
-    return Kernel(
-        name=function.__name__, contract="up-projection", load=lambda: function, **{"limits": limits, **declarations}
-    )
+    plain = Kernel(name=function.__name__, contract="up-projection", load=lambda: function, limits=limits)
+    return replace(plain, **declarations)
 
 
 def test_a_right_kernel_passes_every_clause_that_was_exercised() -> None:
@@ -67,19 +72,19 @@ def test_a_known_deviation_is_reported_and_does_not_fail() -> None:
         if x.shape[0] == 2:
             out.zero_()
 
-    known = KnownDeviation(clause="agreement", problems=lambda p: p.num_tokens == 2, reason="zero at two tokens")
+    known = KnownDeviation(clause="agreement", problems=tokens(2), reason="zero at two tokens")
     excused = check(kernel(misses_two_tokens, known_deviations=(known,)), examples=150, seed=0)
     assert excused.clauses["agreement"].verdict == "known"
     assert excused.exit_code is ExitCode.HOLDS
     assert excused.deviations[0].deviated > 0
-    elsewhere = replace(known, problems=lambda p: p.num_tokens == 3)
+    elsewhere = replace(known, problems=tokens(3))
     blamed = check(kernel(misses_two_tokens, known_deviations=(elsewhere,)), examples=150, seed=0)
     assert blamed.clauses["agreement"].verdict == "fail"
 
 
 def test_a_known_deviation_that_no_longer_shows_fails_the_run() -> None:
     """After 50 matching problems without one deviation the declaration is stale; with fewer, not exercised."""
-    known = KnownDeviation(clause="agreement", problems=lambda p: True, reason="long gone")
+    known = KnownDeviation(clause="agreement", problems=lambda _: True, reason="long gone")
     stale = check(kernel(right, known_deviations=(known,)), examples=60, seed=0)
     assert stale.deviations[0].state == "stale"
     assert stale.exit_code is ExitCode.VIOLATION
@@ -96,9 +101,7 @@ def test_quarantined_problems_are_not_launched() -> None:
         launched.append(x.shape[0])
         right(x, w_uv, out)
 
-    known = KnownDeviation(
-        clause="survival", problems=lambda p: p.num_tokens == 2, reason="crashes the machine", quarantine=True
-    )
+    known = KnownDeviation(clause="survival", problems=tokens(2), reason="crashes the machine", quarantine=True)
     report = check(kernel(recording, known_deviations=(known,)), examples=150, seed=0)
     assert 2 not in launched
     assert 3 in launched

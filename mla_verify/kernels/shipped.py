@@ -6,10 +6,10 @@ from typing import Final
 
 from mla_verify.kernel import Arithmetic, Kernel, KnownDeviation
 from mla_verify.kernels import torch_decode, torch_up_projection
+from mla_verify.kernels.onednn import AMX_SPREADS_INFINITY
 from mla_verify.registry import add
 
 __all__ = ["SHIPPED"]
-
 
 # torch.bmm(out=) checks inner sizes and dtypes only; the rest it accepts, and computes something else.
 _BMM_ACCEPTS: Final = (
@@ -44,7 +44,7 @@ SHIPPED: Final = (
         summary="torch.bmm straight into the transposed view of out",
         arithmetic=_CPU_BMM,
         validates=("shapes", "dtypes", "overlap"),
-        known_deviations=_BMM_ACCEPTS,
+        known_deviations=(*_BMM_ACCEPTS, AMX_SPREADS_INFINITY),
         baseline="up_projection_copy",
     ),
     Kernel(
@@ -53,13 +53,16 @@ SHIPPED: Final = (
         load=lambda: torch_up_projection.up_projection_copy,
         summary="torch.bmm into a temporary, copied into out: the form that was replaced",
         arithmetic=_CPU_BMM,
+        validates=("shapes",),
+        known_deviations=(AMX_SPREADS_INFINITY,),
     ),
     Kernel(
         name="decode_split_kv_empty",
         contract="decode",
         load=lambda: torch_decode.decode_split_kv_empty,
         summary="two-stage split-KV decode, output and scratch from torch.empty",
-        arithmetic=Arithmetic(probabilities="fp32"),
+        arithmetic=Arithmetic(probabilities="fp32", normalise="division"),
+        validates=("shapes", "dtypes", "overlap", "tables"),
         baseline="decode_split_kv_zeros",
     ),
     Kernel(
@@ -67,7 +70,8 @@ SHIPPED: Final = (
         contract="decode",
         load=lambda: torch_decode.decode_split_kv_zeros,
         summary="the same from torch.zeros, copied into o: the form that was replaced",
-        arithmetic=Arithmetic(probabilities="fp32"),
+        arithmetic=Arithmetic(probabilities="fp32", normalise="division"),
+        validates=("shapes", "dtypes", "overlap", "tables"),
     ),
 )
 
