@@ -16,13 +16,14 @@ from rich.text import Text
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mla_verify.check import check, open_bench
+from mla_verify.check import check
 from mla_verify.devices import one_thread, resolve_device
 from mla_verify.drawing import drawn_into
 from mla_verify.economy import peak_bytes
 from mla_verify.errors import UsageError
 from mla_verify.examine import Bench, examine, kernel_call
 from mla_verify.kernel import LIMITS, Kernel, limits_of
+from mla_verify.loading import open_bench
 from mla_verify.registry import resolve
 from mla_verify.table import console
 from sanitizer.secrets import Secret

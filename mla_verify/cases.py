@@ -20,7 +20,19 @@ from strategies.layouts import Layout
 from strategies.problems import Problem
 from strategies.serial import ProblemError, problem_from_json, problem_to_json
 
-__all__ = ["FORMAT", "Case", "case_files", "load_case", "save_case", "shape_of"]
+__all__ = [
+    "FORMAT",
+    "Case",
+    "case_files",
+    "case_text",
+    "file_stem",
+    "load_case",
+    "make_folder",
+    "save_case",
+    "shape_of",
+    "versions",
+    "write_whole",
+]
 
 FORMAT: Final = 1
 _LARGEST: Final = 4 * 2**20  # bytes; a case takes one or two thousand
@@ -63,17 +75,20 @@ def save_case(case: Case, folder: Path) -> Path:
 
     The file appears whole: it is written under another name and renamed.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder of cases {folder}: {error.strerror}") from error
-    path = folder / f"{_file_stem(case)}.json"
+    make_folder(folder)
+    path = folder / f"{_case_stem(case)}.json"
     if path.exists():
         try:
             if _weight(load_case(path).problem) <= _weight(case.problem):
                 return path
         except UsageError:
             pass  # what lies there is no case: it makes room for one
+    write_whole(path, case_text(case))
+    return path
+
+
+def case_text(case: Case) -> str:
+    """The JSON of a case."""
     body = {
         "format": FORMAT,
         "contract": case.contract,
@@ -86,12 +101,22 @@ def save_case(case: Case, folder: Path) -> Path:
         "digests": dict(case.digests),
         "versions": dict(case.versions),
     }
-    write_whole(path, json.dumps(body, indent=2) + "\n")
-    return path
+    return json.dumps(body, indent=2) + "\n"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that readers see whole or not at all. Raises UsageError where it cannot be written."""
+def make_folder(folder: Path) -> None:
+    """Make the folder of cases. Raises UsageError where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder of cases {folder}: {error.strerror}") from error
+
+
+def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a file that readers see whole or not at all. Raises UsageError where it cannot be written.
+
+    durable: it also outlives the machine's sudden end; that costs milliseconds.
+    """
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     except OSError as error:
@@ -100,7 +125,8 @@ def write_whole(path: Path, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
         Path(temporary).replace(path)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
@@ -169,10 +195,14 @@ def shape_of(problem: Problem) -> str:
     return " ".join(words)
 
 
-def _file_stem(case: Case) -> str:
-    readable = re.sub(r"[^A-Za-z0-9_]+", "-", case.kernel.rpartition("/")[2]).strip("-")[:60] or "kernel"
+def file_stem(kernel: str) -> str:
+    """A kernel's name or target as the beginning of a file name."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", kernel.rpartition("/")[2]).strip("-")[:60] or "kernel"
+
+
+def _case_stem(case: Case) -> str:
     identity = "\n".join((case.contract, case.kernel, case.clause, shape_of(case.problem)))
-    return f"{readable}.{case.clause}.{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return f"{file_stem(case.kernel)}.{case.clause}.{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def _weight(problem: Problem) -> tuple[int, int]:

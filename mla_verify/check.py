@@ -5,26 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
+from mla_verify.cases import save_case
+from mla_verify.contract import Contract
 from mla_verify.contracts import contract_named
 from mla_verify.declared import declarations_of
 from mla_verify.devices import one_thread, resolve_device
 from mla_verify.drawing import drawn_into
 from mla_verify.errors import UsageError
-from mla_verify.examine import Bench, examine
+from mla_verify.isolation import Examiner, Isolation, examiner_for
+from mla_verify.journal import Journal, case_of
 from mla_verify.kernel import Kernel, Unavailable
-from mla_verify.registry import check_signature
 from mla_verify.report import Report, ReportedFinding, unavailable_report
 from mla_verify.tally import Tally
 from mla_verify.violations import VIOLATIONS, ClauseViolation
-from sanitizer.arena import Arena
 from sanitizer.finding import Finding
 
-__all__ = ["Progress", "check", "open_bench"]
+__all__ = ["Progress", "check"]
 
 # Which of several findings at one problem speaks first: the one that explains the others.
 _BY_CAUSE: Final = (
@@ -40,6 +42,8 @@ _BY_CAUSE: Final = (
 )
 _INVALID_SHARE: Final = 8  # one invalid problem to so many valid ones
 _ECONOMY_EVERY: Final = 50  # a profiled run costs a few milliseconds
+_SHRINK_SECONDS: Final = 30.0  # per clause; only a kernel that hangs needs as much
+_LOST_SECONDS: Final = 10.0  # to deaths; after which, one being known, the search for other clauses is given up
 _ROUND_SEEDS: Final = 1_000_003  # between the seeds of consecutive rounds
 
 Progress = Callable[[int, int, int], None]  # examples so far, examples in all, broken clauses so far
@@ -47,22 +51,6 @@ Progress = Callable[[int, int, int], None]  # examples so far, examples in all, 
 
 class _TimeUp(KeyboardInterrupt):
     """Ends a Hypothesis run at once: it passes every other exception on to its shrinker."""
-
-
-def open_bench(kernel: Kernel, *, device: str = "cpu") -> Bench:
-    """Load a kernel and make its arena. Raises Unavailable where it cannot run here, UsageError where it never can."""
-    where = resolve_device(device)
-    if where.type not in kernel.devices:
-        raise Unavailable(f"{kernel.name} runs on {', '.join(kernel.devices)}, not on {where.type}")
-    function = kernel.load()
-    check_signature(function, kernel.contract, name=kernel.name, prepared=kernel.prepare is not None)
-    return Bench(
-        kernel=kernel,
-        contract=contract_named(kernel.contract),
-        function=function,
-        device=where,
-        arena=Arena(where),
-    )
 
 
 def check(
@@ -73,43 +61,55 @@ def check(
     device: str = "cpu",
     deadline_s: float | None = None,
     progress: Progress | None = None,
+    isolation: Isolation = "process",
+    cases: Path | None = None,
 ) -> Report:
     """Check `kernel` on `examples` valid problems, and on invalid ones where it declares that it validates.
 
     Every clause is looked for over all examples: a clause that breaks is shrunk, then the search goes on for the
     others. The same seed draws the same problems. `deadline_s` ends the search early (seconds); `progress` is told
-    of every example. Raises UsageError for a request that cannot be carried out; a kernel that is not available
+    of every example. isolation: "process" runs the kernel in a worker that it may take down, where it can be loaded
+    there. cases: a folder for the failures, each a file to replay; a journal of what is in flight lies in it too, as
+    long as the check runs. Raises UsageError for a request that cannot be carried out; a kernel that is not available
     here gives a report that says so.
     """
     if examples < 1:
         raise UsageError(f"examples must be at least 1, got {examples}")
     started = time.perf_counter()
+    journal = None if cases is None else Journal(cases, kernel, seed)
     try:
-        bench = open_bench(kernel, device=device)
+        examiner = examiner_for(kernel, device=device, isolation=isolation, journal=journal)
     except Unavailable as reason:
         return unavailable_report(kernel=kernel.name, contract=kernel.contract, device=device, reason=str(reason))
-    tally = Tally(kernel)
+    contract = contract_named(kernel.contract)
+    tally = Tally(kernel, examiner.why_not)
     search = _Search(
-        bench=bench,
+        contract=contract,
+        examiner=examiner,
         tally=tally,
         total=examples,
         stop_at=None if deadline_s is None else started + deadline_s,
         progress=progress,
     )
-    with one_thread(bench.device):
-        search.run(bench.contract.problems(kernel), examples, seed, invalid=False)
-        if kernel.validates:
-            invalid = bench.contract.invalid_problems(kernel)
-            search.run(invalid, max(1, examples // _INVALID_SHARE), seed, invalid=True)
+    try:
+        with one_thread(resolve_device(device)):
+            search.run(contract.problems(kernel), examples, seed, invalid=False)
+            if kernel.validates:
+                invalid = contract.invalid_problems(kernel)
+                search.run(invalid, max(1, examples // _INVALID_SHARE), seed, invalid=True)
+    finally:
+        examiner.close()
+        if cases is not None:
+            search.save(cases, seed)
     findings = tuple(search.found.values())
     return Report(
         kernel=kernel.name,
         contract=kernel.contract,
-        device=str(bench.device),
+        device=str(resolve_device(device)),
         seed=seed,
         examples=tally.examples,
         seconds=time.perf_counter() - started,
-        clauses=tally.verdicts(findings),
+        clauses=tally.verdicts(findings, cut_short=search.cut_short),
         preconditions=kernel.preconditions,
         declarations=declarations_of(kernel),
         notes=kernel.notes,
@@ -123,12 +123,15 @@ def check(
 class _Search:
     """A search for broken clauses. Each clause is shrunk once; the search then goes on without it."""
 
-    bench: Bench
+    contract: Contract
+    examiner: Examiner
     tally: Tally
     total: int
     stop_at: float | None
     progress: Progress | None
     found: dict[str, ReportedFinding] = field(default_factory=dict[str, ReportedFinding])
+    lost_before: float = 0.0  # seconds that deaths had cost when the last clause had been shrunk
+    cut_short: bool = False
 
     def run(self, problems: SearchStrategy[Any], examples: int, seed: int, *, invalid: bool) -> None:
         """Look at `examples` problems; start a new round after each clause that broke."""
@@ -145,30 +148,33 @@ class _Search:
         target: str | None = None  # the clause that this round shrinks, once one has broken
         smallest: ReportedFinding | None = None
         seen = 0
+        shrinking_since = 0.0
 
         def one_problem(problem: Any) -> None:
-            nonlocal target, smallest, seen
-            if self.stop_at is not None and time.perf_counter() > self.stop_at:
-                raise _TimeUp
+            nonlocal target, smallest, seen, shrinking_since
             searching = target is None
+            if self._is_over(searching, shrinking_since):
+                raise _TimeUp
             seen += searching
             finding = self._look_at(problem, searching=searching, target=target, invalid=invalid)
             if finding is None:
                 return
+            if searching:
+                shrinking_since = time.perf_counter()
             target = finding.clause
             before = smallest.found_after if smallest is not None else self.tally.examples
-            text = self.bench.contract.describe(problem)
+            text = self.contract.describe(problem)
             smallest = ReportedFinding(
                 finding.clause, finding.tensor, finding.elements, finding.detail, problem, text, before
             )
-            raise VIOLATIONS[finding.clause](finding, kernel=self.bench.kernel.name, problem=text)
+            raise VIOLATIONS[finding.clause](finding, kernel=self.tally.kernel.name, problem=text)
 
         run = drawn_into(one_problem, problems, examples=examples, seed=seed)
         try:
             run()
         except _TimeUp:
             self._keep(smallest)
-            return None
+            return seen if smallest is not None and not self._is_over(True, 0.0) else None
         except ClauseViolation:
             self._keep(smallest)
             return seen
@@ -178,9 +184,29 @@ class _Search:
             return seen
         return None
 
+    def save(self, folder: Path, seed: int) -> None:
+        """Write every finding as a case, and remember where."""
+        for clause, finding in self.found.items():
+            self.found[clause] = replace(
+                finding, case=str(save_case(case_of(finding, self.tally.kernel, seed), folder))
+            )
+
     def _keep(self, finding: ReportedFinding | None, *, remark: str = "") -> None:
         if finding is not None:
             self.found[finding.clause] = replace(finding, detail=finding.detail + remark)
+            self.lost_before = self.examiner.lost
+
+    def _is_over(self, searching: bool, shrinking_since: float) -> bool:
+        """Whether the run has to end here: out of time, shrunk for long enough, or one hang after the other."""
+        now = time.perf_counter()
+        if self.stop_at is not None and now > self.stop_at:
+            return True
+        if searching:
+            self.cut_short = self.cut_short or (
+                "survival" in self.found and self.examiner.lost > self.lost_before + _LOST_SECONDS
+            )
+            return self.cut_short
+        return now > shrinking_since + _SHRINK_SECONDS
 
     def _look_at(self, problem: Any, *, searching: bool, target: str | None, invalid: bool) -> Finding | None:
         """Examine one problem; the finding to raise, if any: the target's while shrinking, else a new clause's."""
@@ -193,11 +219,11 @@ class _Search:
         if tally.quarantines(problem):
             return None
         profiled = searching and not invalid and tally.examples % _ECONOMY_EVERY == 1
-        shown = examine(problem, self.bench, economy=profiled or target == "economy")
+        shown = self.examiner(problem, economy=profiled or target == "economy")
         if searching:
             tally.not_judged += shown.not_judged
             tally.intercepted += shown.intercepted
-            tally.economy_runs += profiled and self.bench.kernel.allocations is not None
+            tally.economy_runs += profiled and self.tally.kernel.allocations is not None
         findings = tally.unexcused(problem, shown.findings, count=searching)
         wanted = [
             finding

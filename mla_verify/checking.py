@@ -7,16 +7,18 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from mla_verify.check import Progress, check
 from mla_verify.devices import resolve_device
 from mla_verify.errors import ExitCode, UsageError
+from mla_verify.isolation import Isolation
 from mla_verify.kernel import Kernel, limits_of
 from mla_verify.registry import registered, resolve
 from mla_verify.report import Report, exit_code_of
 from mla_verify.table import console, print_reports
 
-__all__ = ["check_targets"]
+__all__ = ["check_targets", "isolation_named"]
 
 
 def check_targets(
@@ -27,6 +29,8 @@ def check_targets(
     examples: int,
     seed: int,
     dtypes: tuple[str, ...],
+    isolation: Isolation,
+    cases: Path | None,
     as_json: bool,
 ) -> ExitCode:
     """Check the named kernels (all registered ones where none is named) and print what was found.
@@ -40,13 +44,29 @@ def check_targets(
     reports: list[Report] = []
     for kernel in kernels:
         with _progress(kernel.name, shown=not as_json and sys.stderr.isatty()) as progress:
-            reports.append(check(kernel, examples=examples, seed=seed, device=device, progress=progress))
+            report = check(
+                kernel,
+                examples=examples,
+                seed=seed,
+                device=device,
+                progress=progress,
+                isolation=isolation,
+                cases=cases,
+            )
+            reports.append(report)
     if as_json:
         print(json.dumps([report.to_json() for report in reports], indent=2))
     else:
         print_reports(reports)
     counted = reports if targets else [report for report in reports if report.unavailable is None]
     return exit_code_of(counted)
+
+
+def isolation_named(word: str) -> Isolation:
+    """The isolation that a user asked for by name. Raises UsageError for another word."""
+    if word not in ("process", "none"):
+        raise UsageError(f"--isolation {word!r} is unknown; there are process and none")
+    return word
 
 
 def _restricted(kernel: Kernel, dtypes: tuple[str, ...]) -> Kernel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -54,10 +55,16 @@ def check(
     dtype: Annotated[
         list[str] | None, typer.Option("--dtype", help="Draw only this dtype (may be given again).")
     ] = None,
+    isolation: Annotated[
+        str, typer.Option("--isolation", help="process: run kernels in a worker that they may take down; none: here.")
+    ] = "process",
+    cases: Annotated[
+        Path | None, typer.Option("--cases", help="A folder for failures, each a file that `replay` runs again.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Fuzz kernels on every clause of their contract. Exit code 0: all hold; 1: a violation."""
-    from mla_verify.checking import check_targets
+    from mla_verify.checking import check_targets, isolation_named
 
     if examples < 1:
         raise UsageError(f"--examples must be at least 1, got {examples}")
@@ -70,6 +77,8 @@ def check(
         examples=examples,
         seed=seed,
         dtypes=tuple(dtype or ()),
+        isolation=isolation_named(isolation),
+        cases=cases,
         as_json=json,
     )
     raise typer.Exit(code)

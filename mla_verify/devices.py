@@ -10,7 +10,7 @@ import torch
 
 from mla_verify.errors import UsageError
 
-__all__ = ["device_of_worker", "one_thread", "resolve_device"]
+__all__ = ["device_of_worker", "one_thread", "one_thread_for_good", "resolve_device"]
 
 
 def resolve_device(name: str) -> torch.device:
@@ -50,3 +50,9 @@ def device_of_worker(name: str, worker: str | None) -> str:
         return name
     count = torch.cuda.device_count()
     return f"cuda:{int(worker.removeprefix('gw')) % count}" if count else name
+
+
+def one_thread_for_good(device: str) -> None:
+    """Pin torch to one thread in a process that does nothing but run kernels on the CPU."""
+    if device == "cpu":
+        torch.set_num_threads(1)

@@ -14,6 +14,7 @@ from mla_verify.economy import measure_allocations
 from mla_verify.kernel import Kernel
 from sanitizer.arena import Arena
 from sanitizer.audit import Audit, audit, audit_refusal
+from sanitizer.fatal import fatal_words, spoils_process
 from sanitizer.finding import Finding
 from sanitizer.secrets import Secret
 from sanitizer.stopwatch import Stopwatch
@@ -40,7 +41,7 @@ class Examination:
     findings: tuple[Finding, ...]
     not_judged: int = 0
     intercepted: int = 0
-    not_repeated: bool = False
+    spoiled: bool = False  # the process can no longer be trusted: out of memory, or a broken device
 
 
 def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination:
@@ -52,15 +53,18 @@ def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination
     bench.arena.load(placement.tensors)
     watch.lap("fill")
     if problem.invalid is not None:
-        return Examination(audit_refusal(kernel_call(bench, placement, state=None), bench.arena).findings)
+        refused = audit_refusal(_prepared_call(bench, placement), bench.arena)
+        return Examination(refused.findings, spoiled=spoils_process(refused.error))
     state: Any = None
     if bench.kernel.prepare is not None:
         bench.arena.poison(Secret.A)
         try:
             state = bench.kernel.prepare(**bench.arena.tensors(), **placement.arguments)
-        except Exception as error:  # noqa: BLE001 - the kernel's own code runs here; whatever it raises is its refusal
-            detail = f"prepare raised {type(error).__name__} on a valid problem: {_first_line(error)}"
-            return Examination((Finding("refusal", "", 0, detail),))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the kernel's own code: whatever it raises is reported
+            fatal = fatal_words(error)
+            detail = fatal or f"prepare raised {type(error).__name__} on a valid problem: {_first_line(error)}"
+            finding = Finding("survival" if fatal else "refusal", "", 0, detail)
+            return Examination((finding,), spoiled=spoils_process(error))
     call = kernel_call(bench, placement, state=state)
     result = audit(
         call,
@@ -70,9 +74,11 @@ def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination
         zeroed_workspace="zeroed_workspace" in bench.kernel.preconditions,
         stopwatch=watch,
     )
+    if result.error is not None:
+        return Examination(result.findings, spoiled=spoils_process(result.error))
     findings = list(result.findings)
     not_judged = 0
-    if result.error is None and result.outputs:
+    if result.outputs:
         judgements = _judge(problem, bench, result)
         findings += [
             Finding("agreement", wrong.tensor, int(wrong.wrong.sum()), wrong.detail)
@@ -80,7 +86,7 @@ def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination
             for wrong in judgement.disagreements
         ]
         not_judged = judgements[0].not_judged
-    if economy and bench.kernel.allocations is not None and result.error is None:
+    if economy and bench.kernel.allocations is not None:
         findings += measure_allocations(call, bench.arena, allowed=bench.kernel.allocations)
     return Examination(tuple(findings), not_judged, result.intercepted)
 
@@ -101,6 +107,17 @@ def _judge(problem: Any, bench: Bench, result: Audit) -> list[Judgement]:
     judgements += [expectation.differential(outputs, baseline, skip=result.blamed) for outputs in runs]
     watch.lap("baseline")
     return judgements
+
+
+def _prepared_call(bench: Bench, placement: Placement) -> Callable[[dict[str, Tensor]], Mapping[str, Tensor] | None]:
+    """A call that plans first: an invalid problem may be refused by either."""
+    prepare = bench.kernel.prepare
+
+    def call(tensors: dict[str, Tensor]) -> Mapping[str, Tensor] | None:
+        state = None if prepare is None else prepare(**tensors, **placement.arguments)
+        return kernel_call(bench, placement, state=state)(tensors)
+
+    return call
 
 
 def kernel_call(

@@ -79,7 +79,8 @@ class Kernel:
     limits: what may be drawn; None leaves everything free.
     baseline: the registered name of the form that this kernel replaced. The contract's own zero-filled copy is always
         compared as well.
-    in_process: run in this process even where a sandbox could be used.
+    target: by what a worker process can load this kernel again (registered name, module:callable, file.py:callable);
+        set by whoever resolves it. in_process: run in this process even where a worker could be used.
     allocations: how many pieces of memory one call may allocate; None declares nothing.
     source_files: files besides the callable's own whose change means that the kernel changed.
     """
@@ -100,6 +101,7 @@ class Kernel:
     padding_rows: Literal["untouched", "written", "zero", "unspecified"] = "untouched"
     known_deviations: tuple[KnownDeviation, ...] = ()
     baseline: str | None = None
+    target: str | None = None
     in_process: bool = False
     allocations: int | None = None
     source_files: tuple[str, ...] = ()

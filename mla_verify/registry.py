@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
@@ -44,7 +44,13 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
 _KERNELS: dict[str, Kernel] = {}
 _OF_CALLABLE: dict[int, Kernel] = {}  # id of a decorated callable → its registration
 _SHIPPED: Final = ("mla_verify.kernels.shipped", "mla_verify.kernels.vllm_adapters")
-_REGISTRATION_FIELDS: Final = frozenset(field.name for field in fields(Kernel)) - {"name", "contract", "load", "limits"}
+_REGISTRATION_FIELDS: Final = frozenset(field.name for field in fields(Kernel)) - {
+    "name",
+    "contract",
+    "load",
+    "limits",
+    "target",
+}
 
 
 def add(kernel: Kernel) -> Kernel:
@@ -81,7 +87,13 @@ def registered() -> tuple[Kernel, ...]:
     """Every registered kernel, by name; imports the modules that ship kernels (not the libraries behind them)."""
     for module in _SHIPPED:
         importlib.import_module(module)
-    return tuple(_KERNELS[name] for name in sorted(_KERNELS))
+    return tuple(_addressable(_KERNELS[name]) for name in sorted(_KERNELS))
+
+
+def _addressable(kernel: Kernel) -> Kernel:
+    """A kernel of ours can be loaded by its name in any process; one that a user registered cannot."""
+    ours = kernel.load.__module__.startswith("mla_verify.")
+    return replace(kernel, target=kernel.name) if ours and kernel.target is None else kernel
 
 
 def resolve(target: str, *, contract: str | None = None) -> Kernel:
@@ -102,17 +114,17 @@ def resolve(target: str, *, contract: str | None = None) -> Kernel:
         names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
         raise UsageError(f"{where} has no {attribute!r}; it has {', '.join(names) or 'no public callable'}")
     if isinstance(function, Kernel):
-        return function
+        return replace(function, target=target)
     known = _OF_CALLABLE.get(id(function))
     if known is not None:
         if contract not in (None, known.contract):
             raise UsageError(f"{target} is registered for the contract {known.contract!r}, not {contract!r}")
-        return known
+        return replace(known, target=target)
     if not callable(function):
         raise UsageError(f"{target} is {type(function).__name__}, not a callable")
     if contract is None:
         raise UsageError(f"{target} is not registered: say which contract it keeps, --contract {' or '.join(LIMITS)}")
-    return _kernel_of(function, attribute, contract, {})
+    return replace(_kernel_of(function, attribute, contract, {}), target=target)
 
 
 def check_signature(function: Callable[..., Any], contract: str, *, name: str, prepared: bool) -> None:

@@ -61,6 +61,8 @@ def _paragraph(report: Report) -> list[Text]:
         lines.append(Text(f"  {finding.clause}: {finding.detail}", style="red"))
         lines.append(Text(f"    smallest problem: {finding.problem_text}"))
         lines.append(Text(f"    first seen after {finding.found_after} examples; {_again(report)}"))
+        if finding.case is not None:
+            lines.append(Text(f"    replay: mla-verify replay {finding.case}"))
     for deviation in report.deviations:
         issue = f" ({deviation.issue})" if deviation.issue else ""
         count = f"{deviation.deviated} of {deviation.matched} matching problems deviated"

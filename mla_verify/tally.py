@@ -18,6 +18,7 @@ class Tally:
     """Running counts of one check. `matched` and `deviated` count problems per known deviation."""
 
     kernel: Kernel
+    not_isolated: str  # why a death could not have been survived; empty where it could
     examples: int = 0
     invalid_examples: int = 0
     not_judged: int = 0
@@ -64,21 +65,28 @@ class Tally:
             known.quarantine,
         )
 
-    def verdicts(self, findings: Sequence[ReportedFinding]) -> dict[str, ClauseVerdict]:
-        """One verdict per clause; whatever was not exercised says so instead of passing."""
+    def verdicts(self, findings: Sequence[ReportedFinding], *, cut_short: bool) -> dict[str, ClauseVerdict]:
+        """One verdict per clause; whatever was not exercised says so instead of passing.
+
+        cut_short: the search was given up before its examples were spent.
+        """
         failed = {finding.clause for finding in findings}
         known: dict[str, str] = {}
         for deviation in self.deviations():
             if deviation.state in ("seen", "quarantined") and deviation.matched:
                 known.setdefault(deviation.clause, deviation.reason)
         return {
-            clause: ClauseVerdict("fail") if clause in failed else self._unfailed(clause, known.get(clause))
+            clause: ClauseVerdict("fail")
+            if clause in failed
+            else self._unfailed(clause, known.get(clause), cut_short=cut_short)
             for clause in CLAUSES
         }
 
-    def _unfailed(self, clause: str, known: str | None) -> ClauseVerdict:
+    def _unfailed(self, clause: str, known: str | None, *, cut_short: bool) -> ClauseVerdict:
         if known is not None:
             return ClauseVerdict("known", known)
+        if cut_short:
+            return ClauseVerdict("not checked", f"given up after {self.examples} examples: it keeps taking its process down, and time with it")
         reason = self._not_checked(clause)
         return ClauseVerdict("not checked", reason) if reason else ClauseVerdict("pass")
 
@@ -86,8 +94,8 @@ class Tally:
         """Why a clause without a finding has not been checked; empty where it has."""
         if self.examples == 0:
             return "no problem was run"
-        if clause == "survival":
-            return "kernels run in this process"
+        if clause == "survival" and self.not_isolated:
+            return self.not_isolated
         if clause == "refusal" and not self.kernel.validates:
             return "the kernel declares nothing that it validates"
         if clause == "refusal" and self.invalid_examples == 0:

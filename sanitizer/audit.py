@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sanitizer.arena import Arena
 from sanitizer.classification import classify
+from sanitizer.fatal import fatal_words
 from sanitizer.finding import Finding
 from sanitizer.running import Call, Output, Run, Runner
 from sanitizer.secrets import Secret
@@ -85,7 +86,7 @@ def audit(
 def _audited(runner: Runner, *, deterministic: bool, returned_rules: Mapping[str, Tensor], thrifty: bool) -> Audit:
     arena, stopwatch = runner.arena, runner.stopwatch
     warm_up = runner.run(Secret.A, marked=True, tracking=True, compare="later" if thrifty else "all")
-    if isinstance(warm_up.error, SystemExit):
+    if fatal_words(warm_up.error):
         return _exited(warm_up)
     if arena.kept.learn(warm_up.interceptor, foreign=arena.storages()):
         runner.run(Secret.A, probing=True, compare="later" if thrifty else "all")
@@ -94,7 +95,7 @@ def _audited(runner: Runner, *, deterministic: bool, returned_rules: Mapping[str
     runs: dict[Secret, Run] = {}
     for secret in Secret:
         run = runs[secret] = runner.run(secret, compare="secrets" if thrifty and secret is not Secret.Z else "all")
-        if isinstance(run.error, SystemExit):
+        if fatal_words(run.error):
             return _exited(run)
         arena.kept.adopt(run.interceptor)
         run.interceptor.scratches.clear()
@@ -154,7 +155,7 @@ def audit_refusal(
         arena.kept.adopt(run.interceptor)
     finally:
         arena.kept.end()
-    if isinstance(run.error, SystemExit):
+    if fatal_words(run.error):
         return _exited(run)
     if run.error is None:
         finding = Finding("refusal", "", 0, "accepted: an invalid problem was computed without an exception")
@@ -181,8 +182,7 @@ def _first_of_each(runs: Sequence[Run]) -> list[Finding]:
 
 
 def _exited(run: Run) -> Audit:
-    code = run.error.code if isinstance(run.error, SystemExit) else None
-    finding = Finding("survival", "", 0, f"the kernel ended the process: SystemExit({code!r})")
+    finding = Finding("survival", "", 0, fatal_words(run.error) or "")
     return Audit((*run.findings, finding), {}, {}, error=run.error)
 
 

@@ -91,11 +91,15 @@ class Sandbox:
         """Start the worker now instead of with the first request."""
         self._living()
 
-    def close(self) -> None:
-        """End the worker and the server behind it."""
+    def drop(self) -> None:
+        """End the worker; the next request gets a fresh one."""
         if self._worker is not None:
             self._worker.end(seconds=0.0)
             self._worker = None
+
+    def close(self) -> None:
+        """End the worker and the server behind it."""
+        self.drop()
         if self._server is not None:
             self._server.close()
             self._server = None

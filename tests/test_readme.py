@@ -22,12 +22,11 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
 
 
 def test_the_readme_shows_the_failure_that_is_found() -> None:
-    """Clause, element, smallest problem and number of examples are those of a run with the same seed."""
+    """Clause, element and smallest problem are those of a run with the same seed."""
     report = check(resolve(str(ROOT / "docs/examples/whole_pages.py") + ":whole_pages"), examples=200, seed=0)
     (finding,) = report.findings
     assert f"{finding.clause}: {finding.detail}" in README
     assert f"smallest problem: {finding.problem_text}\n" in README
-    assert f"first seen after {finding.found_after} examples" in README
     assert finding.problem == DecodeProblem(page_size=2, with_lse=False)
 
 

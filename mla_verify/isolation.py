@@ -1,0 +1,189 @@
+"""Where a kernel runs while it is examined: in this process, or in a worker that it may take down with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, Literal, Protocol
+
+from mla_verify.errors import Unavailable, UsageError
+from mla_verify.examine import Bench, Examination, examine
+from mla_verify.kernel import Kernel
+from mla_verify.loading import open_bench
+from mla_verify.serving import SERVICE, examination_from_json
+from mla_verify.watchdog import HUNG
+from sanitizer.finding import Finding
+from sanitizer.sandbox import Death, Sandbox
+from strategies.serial import problem_to_json
+
+__all__ = ["Examiner", "InProcess", "Isolation", "Sandboxed", "examiner_for"]
+
+Isolation = Literal["process", "none"]
+
+_SHORTEST: Final = 1.0  # seconds before a kernel is called hung
+_SLOWER: Final = 20.0  # times the slowest right run
+_FIRST: Final = {"fork": 10.0, "spawn": 120.0}  # seconds, while no right call is known
+_SURE: Final = 10.0  # times the limit that a first time-out is given to prove itself merely slow
+_BACKSTOP: Final = 60.0  # seconds for everything around the calls of one problem, on a busy machine
+_MEMORY: Final = 2 * 2**30  # bytes of address space beyond what the worker starts with
+# Loaded by the server of workers, so that a new worker has them at once. Importing these computes nothing.
+_PRELOAD: Final = ("torch", "numpy", "mla_verify.serving", "mla_verify.up_projection", "mla_verify.decode")
+
+
+class Examiner(Protocol):
+    """Examines problems one after the other. `why_not` says why deaths cannot be survived; empty where they can.
+
+    lost: seconds spent on problems that cost a worker its life or its soundness.
+    """
+
+    why_not: str
+    lost: float
+
+    def __call__(self, problem: Any, *, economy: bool = False) -> Examination:
+        """Examine one problem."""
+        ...
+
+    def close(self) -> None:
+        """Let go of whatever is held."""
+        ...
+
+
+class InProcess:
+    """Examines in this process: fastest, and a crash is the end of everything."""
+
+    def __init__(self, bench: Bench, *, why_not: str) -> None:
+        self.bench = bench
+        self.why_not = why_not
+        self.lost = 0.0
+
+    def __call__(self, problem: Any, *, economy: bool = False) -> Examination:
+        """Examine one problem here."""
+        return examine(problem, self.bench, economy=economy)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Sandboxed:
+    """Examines in a worker process. However it ends, that is a `survival` finding, and the next problem gets a new one.
+
+    The time limit of a call follows the kernel: 20 times its slowest right call, warm-ups aside, and never under a
+    second. A first time-out is confirmed with ten times the limit before anything is called hung, so that a busy
+    machine blames nobody. Raises Unavailable and UsageError as `open_bench` does.
+    """
+
+    def __init__(self, kernel: Kernel, *, device: str, journal: Callable[[Any | None], None] | None = None) -> None:
+        start: Literal["fork", "spawn"] = "fork" if device == "cpu" else "spawn"
+        self._first = _FIRST[start]
+        self._arguments = {
+            "target": kernel.target,
+            "contract": kernel.contract,
+            "device": device,
+            "prepare_limit": self._first,
+        }
+        memory = _MEMORY if device == "cpu" else None  # a GPU maps far more than it takes
+        self._sandbox = Sandbox(SERVICE, self._arguments, start=start, preload=_PRELOAD, memory=memory)
+        self._journal = journal
+        self._slowest: float | None = None
+        self._warm_up_limit = 0.0  # raised once a warm-up has turned out to be slow, not hung
+        self._opened = False
+        self.why_not = ""
+        self.lost = 0.0
+        self._hangs = False
+        self._open()
+
+    def __call__(self, problem: Any, *, economy: bool = False) -> Examination:
+        """Examine one problem in the worker."""
+        if self._journal is not None:
+            self._journal(problem)
+        started = time.perf_counter()
+        shown = self._examined(problem, economy=economy)
+        if shown.spoiled:
+            self._sandbox.drop()
+            self._opened = False
+            self.lost += time.perf_counter() - started
+        return shown
+
+    def _examined(self, problem: Any, *, economy: bool) -> Examination:
+        request = {"problem": problem_to_json(problem), "economy": economy}
+        limit = self._limit()
+        answer = self._ask(request, limit)
+        if _hung(answer) and not self._hangs and self._slowest is not None:
+            limit = _SURE * limit
+            answer = self._ask(request, limit)
+            if not isinstance(answer, Death):
+                self._warm_up_limit = limit
+        if isinstance(answer, Death):
+            self._hangs = self._hangs or _hung(answer)
+            return Examination((Finding("survival", "", 0, _words(answer, limit)),), spoiled=True)
+        return examination_from_json(answer)
+
+    def close(self) -> None:
+        """End the worker, and the server behind it."""
+        self._sandbox.close()
+        if self._journal is not None:
+            self._journal(None)
+
+    def _limit(self) -> float:
+        if self._slowest is None:
+            return _SHORTEST if self._hangs else self._first
+        return max(_SHORTEST, _SLOWER * self._slowest)
+
+    def _ask(self, request: dict[str, Any], limit: float) -> Any | Death:
+        """Send one problem. The worker keeps the limits of calls itself; ours is for one that cannot."""
+        if not self._opened:
+            started = time.perf_counter()
+            self._open()
+            self.lost += time.perf_counter() - started
+        limits = {"limit": limit, "warm_up_limit": max(limit, self._warm_up_limit)}
+        answer = self._sandbox.request({**request, **limits}, timeout=_BACKSTOP + 6 * max(limits.values()))
+        if isinstance(answer, Death):
+            self._opened = False
+        elif not answer["findings"]:
+            self._slowest = max(self._slowest or 0.0, answer["slowest"])
+        return answer
+
+    def _open(self) -> None:
+        """Load the kernel in a fresh worker."""
+        answer = self._sandbox.request({"open": True}, timeout=None)
+        if isinstance(answer, Death):
+            self._sandbox.close()
+            raise UsageError(f"loading {self._arguments['target']} ended its process: {_words(answer, 0.0)}")
+        if "unavailable" in answer:
+            self._sandbox.close()
+            raise Unavailable(answer["unavailable"])
+        if "usage" in answer:
+            self._sandbox.close()
+            raise UsageError(answer["usage"])
+        self._opened = True
+
+
+def examiner_for(
+    kernel: Kernel, *, device: str, isolation: Isolation, journal: Callable[[Any | None], None] | None = None
+) -> Examiner:
+    """The place where `kernel` is examined: a worker, unless it is declared `in_process` or cannot be loaded again."""
+    if isolation == "none":
+        return InProcess(open_bench(kernel, device=device), why_not="isolation is off: the kernel runs in this process")
+    if kernel.in_process:
+        return InProcess(open_bench(kernel, device=device), why_not="declared in_process: it runs in this process")
+    if kernel.target is None:
+        why = "the kernel has no name or file by which a worker could load it"
+        return InProcess(open_bench(kernel, device=device), why_not=why)
+    return Sandboxed(kernel, device=device, journal=journal)
+
+
+def _hung(answer: Any | Death) -> bool:
+    """Whether a worker was ended because a call did not come back in time."""
+    return isinstance(answer, Death) and (answer.kind == "timeout" or answer.how.endswith(HUNG))
+
+
+def _words(death: Death, limit: float) -> str:
+    """A death in one sentence, with the last lines of what the worker wrote."""
+    if _hung(death):
+        how = f"the kernel was still running after {limit:.3g} s"
+    elif death.kind == "signal":
+        how = f"the kernel was {death.how}"
+    else:
+        how = f"the kernel {death.how}"
+    tail = " / ".join(line.strip() for line in death.stderr.splitlines()[-3:] if line.strip())
+    return f"{how}; its last words: {tail}" if tail else how

@@ -1,0 +1,29 @@
+"""Loads a kernel and makes what its examination needs; says why where it cannot run."""
+
+from __future__ import annotations
+
+from mla_verify.contracts import contract_named
+from mla_verify.devices import resolve_device
+from mla_verify.errors import Unavailable
+from mla_verify.examine import Bench
+from mla_verify.kernel import Kernel
+from mla_verify.registry import check_signature
+from sanitizer.arena import Arena
+
+__all__ = ["open_bench"]
+
+
+def open_bench(kernel: Kernel, *, device: str = "cpu") -> Bench:
+    """Load a kernel and make its arena. Raises Unavailable where it cannot run here, UsageError where it never can."""
+    where = resolve_device(device)
+    if where.type not in kernel.devices:
+        raise Unavailable(f"{kernel.name} runs on {', '.join(kernel.devices)}, not on {where.type}")
+    function = kernel.load()
+    check_signature(function, kernel.contract, name=kernel.name, prepared=kernel.prepare is not None)
+    return Bench(
+        kernel=kernel,
+        contract=contract_named(kernel.contract),
+        function=function,
+        device=where,
+        arena=Arena(where),
+    )
