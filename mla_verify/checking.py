@@ -29,6 +29,7 @@ def check_targets(
     examples: int,
     seed: int,
     dtypes: tuple[str, ...],
+    known_excused: bool,
     isolation: Isolation,
     cases: Path | None,
     as_json: bool,
@@ -41,6 +42,8 @@ def check_targets(
     kernels = [resolve(target, contract=contract) for target in targets] or list(registered())
     if dtypes:
         kernels = [_restricted(kernel, dtypes) for kernel in kernels]
+    if not known_excused:
+        kernels = [replace(kernel, known_deviations=()) for kernel in kernels]
     reports: list[Report] = []
     for kernel in kernels:
         with _progress(kernel.name, shown=not as_json and sys.stderr.isatty()) as progress:

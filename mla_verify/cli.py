@@ -61,6 +61,9 @@ def check(
     cases: Annotated[
         Path | None, typer.Option("--cases", help="A folder for failures, each a file that `replay` runs again.")
     ] = None,
+    no_known: Annotated[
+        bool, typer.Option("--no-known", help="Report known deviations as violations, each at its smallest problem.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Fuzz kernels on every clause of their contract. Exit code 0: all hold; 1: a violation."""
@@ -77,6 +80,7 @@ def check(
         examples=examples,
         seed=seed,
         dtypes=tuple(dtype or ()),
+        known_excused=not no_known,
         isolation=isolation_named(isolation),
         cases=cases,
         as_json=json,
