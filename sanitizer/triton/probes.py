@@ -1,0 +1,50 @@
+"""Small kernels whose results say whether the interpreter reads Python's `not`, `and` and chains as Triton does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["agrees_with_triton", "both_and_either", "chained", "negated"]
+
+# Stands for triton.language from the first probe on: kernels read it as a global of their module.
+tl: Any = None
+
+Kernel = Callable[[Any, Any], None]
+
+
+def negated(numbers: Any, out: Any) -> None:
+    """`not` of a block: element by element."""
+    lanes = tl.arange(0, 4)
+    small = tl.load(numbers + lanes) < 2
+    tl.store(out + lanes, tl.where(not small, 1, 0))
+
+
+def both_and_either(numbers: Any, out: Any) -> None:
+    """`and` and `or` of blocks: element by element."""
+    lanes = tl.arange(0, 4)
+    held = tl.load(numbers + lanes)
+    tl.store(out + lanes, tl.where((held > 0 and held < 3) or held == 3, 1, 0))
+
+
+def chained(numbers: Any, out: Any) -> None:
+    """A chain of comparisons: both of them, element by element."""
+    lanes = tl.arange(0, 4)
+    held = tl.load(numbers + lanes)
+    tl.store(out + lanes, tl.where(0 < held < 3, 1, 0))
+
+
+_WANTED: dict[Kernel, list[int]] = {negated: [0, 0, 1, 1], both_and_either: [0, 1, 1, 1], chained: [0, 1, 1, 0]}
+
+
+def agrees_with_triton(interpreter: Any, probe: Kernel) -> bool:
+    """Whether `probe`, interpreted, computes what a compiled Triton kernel would."""
+    global tl  # noqa: PLW0603 - an interpreted kernel finds triton.language among its module's globals
+    import triton.language
+
+    tl = triton.language
+    numbers, out = torch.arange(4, dtype=torch.int32), torch.full((4,), -1, dtype=torch.int32)
+    interpreter.InterpretedFunction(probe)[(1,)](numbers, out)
+    return out.tolist() == _WANTED[probe]
