@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 from mla_verify.cases import save_case
 from mla_verify.contract import Contract
 from mla_verify.contracts import contract_named
+from mla_verify.databases import Keeping
 from mla_verify.declared import declarations_of
 from mla_verify.devices import one_thread, resolve_device
 from mla_verify.drawing import drawn_into
@@ -44,6 +46,7 @@ _INVALID_SHARE: Final = 8  # one invalid problem to so many valid ones
 _ECONOMY_EVERY: Final = 50  # a profiled run costs a few milliseconds
 _SHRINK_SECONDS: Final = 30.0  # per clause; only a kernel that hangs needs as much
 _LOST_SECONDS: Final = 10.0  # to deaths; after which, one being known, the search for other clauses is given up
+_VALID_SHARE: Final = 7 / 8  # of a deadline, where invalid problems are to follow
 _ROUND_SEEDS: Final = 1_000_003  # between the seeds of consecutive rounds
 
 Progress = Callable[[int, int, int], None]  # examples so far, examples in all, broken clauses so far
@@ -63,15 +66,18 @@ def check(
     progress: Progress | None = None,
     isolation: Isolation = "process",
     cases: Path | None = None,
+    database: ExampleDatabase | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Report:
     """Check `kernel` on `examples` valid problems, and on invalid ones where it declares that it validates.
 
     Every clause is looked for over all examples: a clause that breaks is shrunk, then the search goes on for the
     others. The same seed draws the same problems. `deadline_s` ends the search early (seconds); `progress` is told
     of every example. isolation: "process" runs the kernel in a worker that it may take down, where it can be loaded
-    there. cases: a folder for the failures, each a file to replay; a journal of what is in flight lies in it too, as
-    long as the check runs. Raises UsageError for a request that cannot be carried out; a kernel that is not available
-    here gives a report that says so.
+    there. cases: a folder for the failures, each a file to replay, written as soon as it is shrunk; a journal of what
+    is in flight lies in it too, as long as the check runs. database: what failed in earlier runs is tried first.
+    stopped: asked before each example; the search ends early where it says so. Raises UsageError for a request that
+    cannot be carried out; a kernel that is not available here gives a report that says so.
     """
     if examples < 1:
         raise UsageError(f"examples must be at least 1, got {examples}")
@@ -88,24 +94,29 @@ def check(
         examiner=examiner,
         tally=tally,
         total=examples,
-        stop_at=None if deadline_s is None else started + deadline_s,
         progress=progress,
+        stopped=stopped,
+        database=database,
+        cases=cases,
+        seed=seed,
     )
+    if deadline_s is not None:
+        search.stop_at = started + deadline_s * (_VALID_SHARE if kernel.validates else 1.0)
     try:
         with one_thread(resolve_device(device)):
             search.run(contract.problems(kernel), examples, seed, invalid=False)
             if kernel.validates:
                 invalid = contract.invalid_problems(kernel)
+                search.stop_at = None if deadline_s is None else started + deadline_s
                 search.run(invalid, max(1, examples // _INVALID_SHARE), seed, invalid=True)
     finally:
         examiner.close()
-        if cases is not None:
-            search.save(cases, seed)
     findings = tuple(search.found.values())
     return Report(
         kernel=kernel.name,
         contract=kernel.contract,
         device=str(resolve_device(device)),
+        target=kernel.target,
         seed=seed,
         examples=tally.examples,
         seconds=time.perf_counter() - started,
@@ -127,8 +138,12 @@ class _Search:
     examiner: Examiner
     tally: Tally
     total: int
-    stop_at: float | None
     progress: Progress | None
+    stopped: Callable[[], bool]
+    database: ExampleDatabase | None
+    cases: Path | None
+    seed: int
+    stop_at: float | None = None
     found: dict[str, ReportedFinding] = field(default_factory=dict[str, ReportedFinding])
     lost_before: float = 0.0  # seconds that deaths had cost when the last clause had been shrunk
     cut_short: bool = False
@@ -169,12 +184,16 @@ class _Search:
             )
             raise VIOLATIONS[finding.clause](finding, kernel=self.tally.kernel.name, problem=text)
 
-        run = drawn_into(one_problem, problems, examples=examples, seed=seed)
+        key = f"{self.contract.name} {self.tally.kernel.name}{' invalid' if invalid else ''}"
+        run = drawn_into(one_problem, problems, examples=examples, seed=seed, database=self._database(key), key=key)
         try:
             run()
         except _TimeUp:
             self._keep(smallest)
             return seen if smallest is not None and not self._is_over(True, 0.0) else None
+        except KeyboardInterrupt:
+            self._keep(smallest)
+            raise
         except ClauseViolation:
             self._keep(smallest)
             return seen
@@ -184,22 +203,27 @@ class _Search:
             return seen
         return None
 
-    def save(self, folder: Path, seed: int) -> None:
-        """Write every finding as a case, and remember where."""
-        for clause, finding in self.found.items():
-            self.found[clause] = replace(
-                finding, case=str(save_case(case_of(finding, self.tally.kernel, seed), folder))
-            )
+    def _database(self, key: str) -> ExampleDatabase | None:
+        """The database of one round. What the rounds before have saved is not theirs to delete."""
+        if self.database is None or not self.found:
+            return self.database
+        return Keeping(self.database, self.database.fetch(key.encode()))
 
     def _keep(self, finding: ReportedFinding | None, *, remark: str = "") -> None:
-        if finding is not None:
-            self.found[finding.clause] = replace(finding, detail=finding.detail + remark)
-            self.lost_before = self.examiner.lost
+        """Remember a finding, and save it at once: this process may not live to the end of the search."""
+        if finding is None:
+            return
+        finding = replace(finding, detail=finding.detail + remark)
+        if self.cases is not None:
+            case = case_of(finding, self.tally.kernel, self.seed)
+            finding = replace(finding, case=str(save_case(case, self.cases)))
+        self.found[finding.clause] = finding
+        self.lost_before = self.examiner.lost
 
     def _is_over(self, searching: bool, shrinking_since: float) -> bool:
         """Whether the run has to end here: out of time, shrunk for long enough, or one hang after the other."""
         now = time.perf_counter()
-        if self.stop_at is not None and now > self.stop_at:
+        if (self.stop_at is not None and now > self.stop_at) or self.stopped():
             return True
         if searching:
             self.cut_short = self.cut_short or (

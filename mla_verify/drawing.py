@@ -1,4 +1,4 @@
-"""How Hypothesis is asked for problems: no database, no deadline, no health check, the same everywhere."""
+"""How Hypothesis is asked for problems: no deadline, no health check, a database only where one is named."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
+from hypothesis.database import ExampleDatabase
 from hypothesis.strategies import SearchStrategy
 
 __all__ = ["SEARCH", "drawn_into"]
@@ -28,18 +29,25 @@ def drawn_into(
     examples: int,
     seed: int,
     phases: tuple[Phase, ...] = SEARCH,
+    database: ExampleDatabase | None = None,
+    key: str = "",
 ) -> Callable[[], None]:
-    """A Hypothesis run that calls `function` with each of `examples` problems; the same seed draws the same ones."""
+    """A Hypothesis run that calls `function` with each of `examples` problems; the same seed draws the same ones.
+
+    database: what failed before is tried first, and what fails is saved, under `key`.
+    """
     run: Callable[[], None] = with_seed(seed)(
         settings(
             max_examples=examples,
-            database=None,
+            database=database,
             deadline=None,
-            phases=phases,
+            phases=phases if database is None else (Phase.reuse, *phases),
             report_multiple_bugs=False,
             suppress_health_check=_NO_OBJECTION,
             print_blob=False,
             derandomize=False,
         )(given(problems)(function))
     )
+    # Hypothesis would take a digest of the function's source, which is one and the same for every kernel.
+    vars(run)["_hypothesis_internal_database_key"] = key.encode()
     return run

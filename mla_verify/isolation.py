@@ -51,17 +51,22 @@ class Examiner(Protocol):
 class InProcess:
     """Examines in this process: fastest, and a crash is the end of everything."""
 
-    def __init__(self, bench: Bench, *, why_not: str) -> None:
+    def __init__(self, bench: Bench, *, why_not: str, journal: Callable[[Any | None], None] | None = None) -> None:
         self.bench = bench
         self.why_not = why_not
         self.lost = 0.0
+        self._journal = journal
 
     def __call__(self, problem: Any, *, economy: bool = False) -> Examination:
         """Examine one problem here."""
+        if self._journal is not None:
+            self._journal(problem)
         return examine(problem, self.bench, economy=economy)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is held but the journal."""
+        if self._journal is not None:
+            self._journal(None)
 
 
 class Sandboxed:
@@ -162,13 +167,15 @@ def examiner_for(
     kernel: Kernel, *, device: str, isolation: Isolation, journal: Callable[[Any | None], None] | None = None
 ) -> Examiner:
     """The place where `kernel` is examined: a worker, unless it is declared `in_process` or cannot be loaded again."""
+    why = ""
     if isolation == "none":
-        return InProcess(open_bench(kernel, device=device), why_not="isolation is off: the kernel runs in this process")
-    if kernel.in_process:
-        return InProcess(open_bench(kernel, device=device), why_not="declared in_process: it runs in this process")
-    if kernel.target is None:
+        why = "isolation is off: the kernel runs in this process"
+    elif kernel.in_process:
+        why = "declared in_process: it runs in this process"
+    elif kernel.target is None:
         why = "the kernel has no name or file by which a worker could load it"
-        return InProcess(open_bench(kernel, device=device), why_not=why)
+    if why:
+        return InProcess(open_bench(kernel, device=device), why_not=why, journal=journal)
     return Sandboxed(kernel, device=device, journal=journal)
 
 

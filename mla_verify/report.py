@@ -77,6 +77,7 @@ class Report:
     findings: tuple[ReportedFinding, ...] = ()
     deviations: tuple[DeviationReport, ...] = ()
     unavailable: str | None = None
+    target: str | None = None  # by what a command finds the kernel again
 
     @property
     def verdict(self) -> Literal["pass", "fail", "unavailable"]:
@@ -94,7 +95,7 @@ class Report:
         return codes[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
-        """One object of `--json`, as docs/design.md describes it."""
+        """One object of `--json`, as docs/contract.md describes it."""
         return {
             "kernel": self.kernel,
             "contract": self.contract,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -13,7 +14,7 @@ from rich.text import Text
 from mla_verify.report import ClauseVerdict, Report
 from sanitizer.finding import CLAUSES
 
-__all__ = ["console", "print_reports"]
+__all__ = ["console", "print_reports", "replay_line"]
 
 _PLAIN_WIDTH: Final = 150  # columns where the output is no terminal: a log is not wrapped by a screen
 _STYLES: Final = {"pass": "green", "fail": "bold red", "known": "yellow", "not checked": "dim", "unavailable": "dim"}
@@ -60,9 +61,10 @@ def _paragraph(report: Report) -> list[Text]:
     for finding in report.findings:
         lines.append(Text(f"  {finding.clause}: {finding.detail}", style="red"))
         lines.append(Text(f"    smallest problem: {finding.problem_text}"))
-        lines.append(Text(f"    first seen after {finding.found_after} examples; {_again(report)}"))
+        if finding.found_after:
+            lines.append(Text(f"    first seen after {finding.found_after} examples; {_again(report)}"))
         if finding.case is not None:
-            lines.append(Text(f"    replay: mla-verify replay {finding.case}"))
+            lines.append(Text(f"    replay: {replay_line(finding.case, report)}"))
     for deviation in report.deviations:
         issue = f" ({deviation.issue})" if deviation.issue else ""
         count = f"{deviation.deviated} of {deviation.matched} matching problems deviated"
@@ -70,7 +72,8 @@ def _paragraph(report: Report) -> list[Text]:
             "seen": f"known deviation, {count}",
             "quarantined": f"known deviation, quarantined: {deviation.matched} problems not launched",
             "not exercised": f"known deviation, not exercised: {deviation.matched} matching problems",
-            "stale": f"STALE known deviation: {deviation.matched} matching problems ran and none deviated; delete it",
+            "stale": f"STALE known deviation: {deviation.matched} matching problems ran and none deviated; delete "
+            f"this KnownDeviation from the registration of {report.kernel}",
         }[deviation.state]
         style = "red" if deviation.state == "stale" else "yellow"
         lines.append(Text(f"  {deviation.clause}: {words}: {deviation.reason}{issue}", style=style))
@@ -85,6 +88,13 @@ def _paragraph(report: Report) -> list[Text]:
     if report.not_judged:
         lines.append(Text(f"  {report.not_judged} output elements not judged: no usable bound exists for them"))
     return lines
+
+
+def replay_line(case: str, report: Report) -> str:
+    """The command that runs a case again; a kernel that is not ours has to be named, as no case may import one."""
+    named = report.target is not None and ":" in report.target
+    kernel = f" --kernel {shlex.quote(report.target or '')}" if named else ""
+    return f"mla-verify replay {shlex.quote(case)}{kernel}"
 
 
 def _again(report: Report) -> str:
