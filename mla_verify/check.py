@@ -123,7 +123,7 @@ def check(
         clauses=tally.verdicts(findings, cut_short=search.cut_short),
         preconditions=kernel.preconditions,
         declarations=declarations_of(kernel),
-        notes=kernel.notes,
+        notes=(*kernel.notes, *examiner.notes),
         not_judged=tally.not_judged,
         findings=findings,
         deviations=tally.deviations(),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mla_verify.contract import Contract, Expectation, Judgement, Placement
 from mla_verify.economy import measure_allocations
+from mla_verify.fencing import fence_of
 from mla_verify.kernel import Kernel
 from sanitizer.arena import Arena
 from sanitizer.audit import Audit, audit, audit_refusal
@@ -24,13 +25,17 @@ __all__ = ["Bench", "Examination", "examine", "kernel_call"]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Bench:
-    """What is kept between the problems of one run: the loaded kernel, its contract and the arena."""
+    """What is kept between the problems of one run: the loaded kernel, its contract and the arena.
+
+    fenced: put tensors between fences. Only where the process may die: a kernel that touches one ends it.
+    """
 
     kernel: Kernel
     contract: Contract
     function: Callable[..., Any]
     device: torch.device
     arena: Arena
+    fenced: bool = False
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
 
@@ -50,7 +55,7 @@ def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination
     watch.start()
     placement = bench.contract.place(problem, bench.kernel, bench.device)
     watch.lap("place")
-    bench.arena.load(placement.tensors)
+    bench.arena.load(placement.tensors, fence=fence_of(problem, bench.kernel) if bench.fenced else None)
     watch.lap("fill")
     if problem.invalid is not None:
         refused = audit_refusal(_prepared_call(bench, placement), bench.arena)
@@ -59,7 +64,8 @@ def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination
     if bench.kernel.prepare is not None:
         bench.arena.poison(Secret.A)
         try:
-            state = bench.kernel.prepare(**bench.arena.tensors(), **placement.arguments)
+            with bench.arena.fences():
+                state = bench.kernel.prepare(**bench.arena.tensors(), **placement.arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the kernel's own code: whatever it raises is reported
             fatal = fatal_words(error)
             detail = fatal or f"prepare raised {type(error).__name__} on a valid problem: {_first_line(error)}"

@@ -26,6 +26,7 @@ _FIRST: Final = {"fork": 10.0, "spawn": 120.0}  # seconds, while no right call i
 _SURE: Final = 10.0  # times the limit that a first time-out is given to prove itself merely slow
 _BACKSTOP: Final = 60.0  # seconds for everything around the calls of one problem, on a busy machine
 _MEMORY: Final = 2 * 2**30  # bytes of address space beyond what the worker starts with
+_NO_FENCES: Final = "no fences on this device: survival does not cover reads past a tensor that end in mapped memory"
 # Loaded by the server of workers, so that a new worker has them at once. Importing these computes nothing.
 _PRELOAD: Final = ("torch", "numpy", "mla_verify.serving", "mla_verify.up_projection", "mla_verify.decode")
 
@@ -33,10 +34,12 @@ _PRELOAD: Final = ("torch", "numpy", "mla_verify.serving", "mla_verify.up_projec
 class Examiner(Protocol):
     """Examines problems one after the other. `why_not` says why deaths cannot be survived; empty where they can.
 
-    lost: seconds spent on problems that cost a worker its life or its soundness.
+    notes: what a reader of the verdict has to know about the place. lost: seconds spent on problems that cost a worker
+    its life or its soundness.
     """
 
     why_not: str
+    notes: tuple[str, ...]
     lost: float
 
     def __call__(self, problem: Any, *, economy: bool = False) -> Examination:
@@ -54,6 +57,7 @@ class InProcess:
     def __init__(self, bench: Bench, *, why_not: str, journal: Callable[[Any | None], None] | None = None) -> None:
         self.bench = bench
         self.why_not = why_not
+        self.notes = ()
         self.lost = 0.0
         self._journal = journal
 
@@ -93,6 +97,7 @@ class Sandboxed:
         self._warm_up_limit = 0.0  # raised once a warm-up has turned out to be slow, not hung
         self._opened = False
         self.why_not = ""
+        self.notes = () if device == "cpu" else (_NO_FENCES,)
         self.lost = 0.0
         self._hangs = False
         self._open()
@@ -120,7 +125,8 @@ class Sandboxed:
                 self._warm_up_limit = limit
         if isinstance(answer, Death):
             self._hangs = self._hangs or _hung(answer)
-            return Examination((Finding("survival", "", 0, _words(answer, limit)),), spoiled=True)
+            tensor, elements = (answer.fault.tensor, answer.fault.elements) if answer.fault else ("", 0)
+            return Examination((Finding("survival", tensor, elements, _words(answer, limit)),), spoiled=True)
         return examination_from_json(answer)
 
     def close(self) -> None:
@@ -188,6 +194,8 @@ def _words(death: Death, limit: float) -> str:
     """A death in one sentence, with the last lines of what the worker wrote."""
     if _hung(death):
         how = f"the kernel was still running after {limit:.3g} s"
+    elif death.fault is not None:
+        how = f"the kernel {death.fault.words}: {death.how}"
     elif death.kind == "signal":
         how = f"the kernel was {death.how}"
     else:

@@ -52,6 +52,7 @@ def _open(arguments: Mapping[str, Any], benches: list[Bench]) -> dict[str, Any]:
     try:
         kernel = resolve(arguments["target"], contract=arguments["contract"])
         bench = open_bench(kernel, device=arguments["device"])
+        bench.fenced = bench.device.type == "cpu"
         bench.function = Watchdog(bench.function, bench.device)
         if kernel.prepare is not None:
             prepare = Watchdog(kernel.prepare, bench.device)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from sanitizer import faults
 from sanitizer.containment import describe_strays
+from sanitizer.fences import Fence, Strip, forbidden
 from sanitizer.finding import Finding
 from sanitizer.kept import KeptMemory
 from sanitizer.laying import Layer, Memory, as_wide_words, lay_large, lay_small
-from sanitizer.placed import Placed, place, strided_view
+from sanitizer.placed import Ground, Placed, place, strided_view
 from sanitizer.plan import Element, TensorPlan
 from sanitizer.secrets import Secret
 
@@ -33,9 +36,13 @@ class Arena:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.empty(0, device=device).device
-        self._arena = Memory(self.device)
+        self._open = Memory(self.device)
+        self._fenced = Memory(self.device, own_pages=True)
+        self._arena = self._open
         self._image = Memory(self.device)
         self.kept = KeptMemory()  # what kernels audited in this arena hold on to between calls
+        self.fence: Fence | None = None  # what the loaded tensors lie between
+        self._strips: list[Strip] = []
         self._plans: Sequence[TensorPlan] = ()
         self._placed: dict[str, Placed] = {}
         self._writable: list[Placed] = []
@@ -64,12 +71,18 @@ class Arena:
     @property
     def nbytes(self) -> int:
         """Bytes that arena and image take."""
-        return self._arena.data.numel() + self._image.data.numel()
+        return self._open.data.numel() + self._fenced.data.numel() + self._image.data.numel()
 
-    def load(self, plans: Sequence[TensorPlan]) -> None:
-        """Lay `plans` out and put the inputs' values in. The arena grows where it must and never shrinks."""
-        places, self._size = place(plans)
+    def load(self, plans: Sequence[TensorPlan], *, fence: Fence | None = None) -> None:
+        """Lay `plans` out and put the inputs' values in. The arena grows where it must and never shrinks.
+
+        fence: lay every tensor between pages that nobody may touch while `fences` holds; on a CPU only. Offsets do not
+        count then, and outputs with a storage of their own become views.
+        """
+        ground = place(plans, fence=fence)
+        places, self._size = ground.places, ground.size
         self._plans = plans
+        self.fence, self._arena = fence, self._open if fence is None else self._fenced
         self._placed = {placed.plan.name: placed for placed in places}
         self._small = self._size <= _SMALL
         self._arena.reserve(self._size)
@@ -88,9 +101,31 @@ class Arena:
         self._owners = {
             placed.plan.name: torch.empty(placed.end - placed.start, dtype=torch.uint8, device=self.device)
             for placed in places
-            if placed.plan.form == "owner" and placed.plan.over is None
+            if placed.plan.form == "owner" and placed.plan.over is None and fence is None
         }
         self._expect()
+        self._note_fences(ground)
+
+    def _note_fences(self, ground: Ground) -> None:
+        """Remember which pages to forbid, and let the fault report know what lies between them."""
+        base = self._arena.data.data_ptr()
+        self._strips = [(base + first, length) for first, length in ground.strips]
+        if not self._strips:
+            return
+        roots = [placed for placed in ground.places if placed.plan.over is None]
+        between = zip(roots, self._strips[:-1], self._strips[1:], strict=True)
+        tensors = [
+            faults.Fenced(
+                placed.plan.name,
+                front[0],
+                base + placed.start,
+                base + placed.end,
+                behind[0] + behind[1],
+                placed.itemsize,
+            )
+            for placed, front, behind in between
+        ]
+        faults.note(tensors + [kept.fenced for kept in self.kept.scratches if kept.fenced is not None], afresh=True)
 
     def _untouched_masks(self) -> list[tuple[str, Tensor]]:
         """Per output that must not be written everywhere: where not, in the shape of its words."""
@@ -108,6 +143,10 @@ class Arena:
     def _expect(self) -> None:
         self._expected = {name: _metadata(tensor) for name, tensor in self.tensors().items()}
         self._storage = _storage_of(self._arena.data)
+
+    def fences(self) -> AbstractContextManager[None]:
+        """Forbids all access to the pages around the tensors, for as long as a kernel runs."""
+        return forbidden(self._strips)
 
     # Before a run
 
@@ -188,7 +227,7 @@ class Arena:
         """Replace an arena whose storage the kernel reallocated, and lay everything out again."""
         row = self._row or 0
         self._arena.renew(max(self._size, self._arena.data.numel()))
-        self.load(self._plans)
+        self.load(self._plans, fence=self.fence)
         self.poison(list(Secret)[row])
         self._clean = True
 

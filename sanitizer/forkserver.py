@@ -20,7 +20,7 @@ from sanitizer.worker import become_worker
 
 __all__ = ["main"]
 
-_DESCRIPTORS: Final = 2  # sent with each request for a worker: its socket and its stderr
+_DESCRIPTORS: Final = 3  # sent with each request for a worker: its socket, its stderr and its fault report
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -36,6 +36,8 @@ def main(arguments: Sequence[str]) -> None:
             request = receive(control)
             if "setup" in request:
                 send(control, {"pid": _fork(control, request["setup"], children)})
+            elif "alive" in request:
+                send(control, {"alive": True})
             else:
                 send(control, {"status": _wait(int(request["wait"]), float(request["seconds"]), children)})
     except (EOFError, OSError):
@@ -51,7 +53,7 @@ def _fork(control: socket.socket, setup: dict[str, Any], children: set[int]) -> 
     pid = os.fork()
     if pid == 0:
         control.close()
-        become_worker(socket.socket(fileno=descriptors[0]), descriptors[1], setup)
+        become_worker(descriptors, setup)
     for descriptor in descriptors:
         os.close(descriptor)
     children.add(pid)

@@ -24,6 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # pyright takes torch.utils.dlpack's own re-export for private; torch documents it there.
 from torch.utils.dlpack import from_dlpack, to_dlpack  # pyright: ignore[reportPrivateImportUsage]
 
+from sanitizer import faults
+from sanitizer.fences import Fence, FencedPages, fenced_pages
 from sanitizer.finding import Finding
 from sanitizer.plan import Fills
 from sanitizer.secrets import Fill, Secret, carrier_of, secret_pattern
@@ -31,6 +33,8 @@ from sanitizer.secrets import Fill, Secret, carrier_of, secret_pattern
 __all__ = ["Interceptor", "Scratch", "scratch_fill"]
 
 _GUARD: Final = 64  # bytes on either side of an allocation; keeps the alignment that torch gives
+_MOST_FENCED: Final = 4_000  # pieces at a time; each takes three of the 65,530 mappings that Linux gives a process
+_TORCH_ALIGNMENT: Final = 64  # bytes; what torch's own CPU allocations begin at
 _HELD: Final = 256 << 20  # bytes of freed scratch that are kept for one check of all guards at the end
 _DEFAULT_FILLS: Final = Fills()
 _TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
@@ -66,29 +70,34 @@ def scratch_fill(secret: Secret, *, marked: bool) -> Fill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scratch:
-    """One intercepted allocation: [guard | what the kernel was given | guard] in a buffer of our own."""
+    """One intercepted allocation: [guard | what the kernel was given | guard] in a buffer of our own.
+
+    first: where in the buffer the kernel's part begins. fenced: where it lies if there are fences around the buffer.
+    """
 
     buffer: Tensor  # [bytes] uint8
     given: StorageWeakRef
     dtype: torch.dtype
     fill: Fill
+    first: int
     nbytes: int
-    guards: Tensor  # [2, _GUARD] uint8, a view of the buffer
-    expected: Tensor  # [2, _GUARD] what the guards held when handed out
+    guards: tuple[Tensor, Tensor]  # [bytes] uint8 in front and behind, views of the buffer
+    expected: Tensor  # [bytes] what both guards held when handed out
     number: int
     operator: str
     shape: tuple[int, ...]
     line: tuple[str, int]  # file and line of the caller
+    fenced: faults.Fenced | None = None
 
     @property
     def origin(self) -> str:
         """Which call asked for it, and where."""
-        return f"torch.{self.operator} {list(self.shape)} at {Path(self.line[0]).name}:{self.line[1]}"
+        return _origin(self.operator, self.shape, self.line)
 
     @property
     def words(self) -> Tensor:
         """[words] what the kernel was given, as carrier words."""
-        return self.buffer[_GUARD : _GUARD + self.nbytes].view(carrier_of(self.dtype)[0])
+        return self.buffer[self.first : self.first + self.nbytes].view(carrier_of(self.dtype)[0])
 
     @property
     def alive(self) -> bool:
@@ -98,13 +107,17 @@ class Scratch:
     def pattern(self, fill: Fill) -> Tensor:
         """[words] what it held when handed out under `fill`."""
         return _buffer_pattern(self.dtype, fill, self.buffer)[
-            _GUARD // self.itemsize : (_GUARD + self.nbytes) // self.itemsize
+            self.first // self.itemsize : (self.first + self.nbytes) // self.itemsize
         ]
 
     @property
     def itemsize(self) -> int:
         """Bytes per carrier word."""
         return carrier_of(self.dtype)[0].itemsize
+
+
+def _origin(operator: str, shape: Sequence[int], line: tuple[str, int]) -> str:
+    return f"torch.{operator} {list(shape)} at {Path(line[0]).name}:{line[1]}"
 
 
 def _buffer_pattern(dtype: torch.dtype, fill: Fill, buffer: Tensor) -> Tensor:
@@ -124,6 +137,7 @@ class Interceptor(TorchDispatchMode):
     """A dispatch mode for one run under one secret.
 
     handed_out: how many bytes of its storage a tensor may reach (`Arena.handed_out`); growth beyond moves elsewhere.
+    fence: put scratch between fences too, as the arena's tensors are.
     tracking: also remember what other operators allocate, to know what a kernel keeps.
     intercepted, allocations, allocated_bytes: pieces of memory that were guarded; that were allocated by a factory,
     zeros and ones included; and how large these were. seconds: our own time, that of the operators left out.
@@ -132,6 +146,7 @@ class Interceptor(TorchDispatchMode):
     secret: Secret
     device: torch.device
     handed_out: Callable[[Tensor], int] | None = None
+    fence: Fence | None = None
     marked: bool = False
     tracking: bool = False
     intercepted: int = 0
@@ -257,28 +272,44 @@ class Interceptor(TorchDispatchMode):
             whole = torch.empty(0, dtype=carrier, device=made.device).set_(made.untyped_storage())
             whole.copy_(secret_pattern(dtype, fill, nbytes // dtype.itemsize, made.device).view(carrier))
             return made
-        buffer = torch.empty(nbytes + 2 * _GUARD, dtype=torch.uint8, device=made.device)
+        number, line = len(self.scratches), _caller()
+        fenced = self._fenced_pages(nbytes)
+        if fenced is None:
+            buffer, first = torch.empty(nbytes + 2 * _GUARD, dtype=torch.uint8, device=made.device), _GUARD
+        else:
+            buffer, first = fenced.buffer, fenced.first
         buffer.view(carrier).copy_(_buffer_pattern(dtype, fill, buffer))
-        given = from_dlpack(to_dlpack(buffer[_GUARD : _GUARD + nbytes]))
-        guards = buffer.as_strided((2, _GUARD), (_GUARD + nbytes, 1), 0)
+        given = from_dlpack(to_dlpack(buffer[first : first + nbytes]))
+        guards = (buffer[:first], buffer[first + nbytes :])
         scratch = Scratch(
-            buffer,
-            StorageWeakRef(given.untyped_storage()),
-            dtype,
-            fill,
-            nbytes,
-            guards,
-            guards.clone(),
-            len(self.scratches),
-            operator,
-            tuple(made.shape),
-            _caller(),
+            buffer=buffer,
+            given=StorageWeakRef(given.untyped_storage()),
+            dtype=dtype,
+            fill=fill,
+            first=first,
+            nbytes=nbytes,
+            guards=guards,
+            expected=torch.cat(guards),
+            number=number,
+            operator=operator,
+            shape=tuple(made.shape),
+            line=line,
+            fenced=None if fenced is None else _noted(fenced, nbytes, made, number, operator, line),
         )
         self.scratches.append(scratch)
         self._held += nbytes
         if self._held > _HELD:
             self._let_go()
         return given.view(dtype).as_strided(made.shape, made.stride())
+
+    def _fenced_pages(self, nbytes: int) -> FencedPages | None:
+        """Pages for an allocation, where it is to have fences."""
+        if self.fence is None or len(self.scratches) >= _MOST_FENCED:
+            return None
+        if self.fence.alignment == 1:
+            return fenced_pages(nbytes, self.fence)
+        # Whoever relies on aligned tensors relies on what torch's own allocations begin at.
+        return fenced_pages(nbytes, Fence(self.fence.side, _TORCH_ALIGNMENT))
 
     def _let_go(self) -> None:
         """Check and forget what the kernel has freed, before it adds up."""
@@ -309,25 +340,38 @@ def guard_findings(scratches: Sequence[Scratch]) -> list[Finding]:
     """Which guards are not what they were. One comparison for all of them; details only when it fails."""
     if not scratches:
         return []
-    now = torch.cat([scratch.guards for scratch in scratches])
+    now = torch.cat([guard for scratch in scratches for guard in scratch.guards])
     expected = torch.cat([scratch.expected for scratch in scratches])
     if torch.equal(now, expected):
         return []
     findings: list[Finding] = []
     for scratch in scratches:
-        hit = scratch.guards != scratch.expected
-        for side, places in (("in front of", hit[0].nonzero()), ("behind", hit[1].nonzero())):
+        before = scratch.expected.tensor_split((scratch.first,))
+        front, behind = ((guard != was).nonzero() for guard, was in zip(scratch.guards, before, strict=True))
+        for side, places in (("in front of", front), ("behind", behind)):
             count = places.numel()
             if count:
-                distance = int(places[0]) if side == "behind" else _GUARD - int(places[-1])
+                distance = int(places[0]) if side == "behind" else scratch.first - int(places[-1])
                 name = f"scratch {scratch.number}"
                 detail = (
                     f"guard {side} {name} ({scratch.origin}): {count} bytes overwritten, the nearest {distance} bytes"
                 )
                 detail += " past its end" if side == "behind" else " before its beginning"
                 findings.append(Finding("containment", name, -(-count // scratch.dtype.itemsize), detail))
-        scratch.guards.copy_(scratch.expected)
+        for guard, was in zip(scratch.guards, before, strict=True):
+            guard.copy_(was)
     return findings
+
+
+def _noted(
+    pages: FencedPages, nbytes: int, made: Tensor, number: int, operator: str, line: tuple[str, int]
+) -> faults.Fenced:
+    """Let the fault report know what lies between these fences."""
+    start = pages.buffer.data_ptr() + pages.first
+    remark = _origin(operator, made.shape, line)
+    fenced = faults.Fenced(f"scratch {number}", pages.low, start, start + nbytes, pages.high, made.itemsize, remark)
+    faults.note([fenced])
+    return fenced
 
 
 def _caller() -> tuple[str, int]:

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sanitizer.fences import own_pages
 from sanitizer.geometry import Box, gap_boxes, rows_overlap, run_boxes
 from sanitizer.placed import Placed, strided_view
 from sanitizer.secrets import PERIOD, Secret, carrier_view, rows_of
@@ -26,9 +27,13 @@ _RUN: Final = PERIOD // 2  # longest run laid at once; leaves room for the phase
 
 @dataclass(slots=True)
 class Memory:
-    """A buffer of bytes that only grows, and views of the whole of it as any dtype."""
+    """A buffer of bytes that only grows, and views of the whole of it as any dtype.
+
+    own_pages: begin with a page, so that access to whole pages can be forbidden; on a CPU only.
+    """
 
     device: torch.device
+    own_pages: bool = False
     data: Tensor = field(init=False)  # [bytes] uint8
     _views: dict[torch.dtype, Tensor] = field(init=False, default_factory=dict[torch.dtype, Tensor])
 
@@ -42,7 +47,7 @@ class Memory:
 
     def renew(self, size: int) -> None:
         """Take new memory of `size` bytes."""
-        self.data = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.data = own_pages(size) if self.own_pages else torch.empty(size, dtype=torch.uint8, device=self.device)
         self._views = {}
 
     def typed(self, dtype: torch.dtype) -> Tensor:

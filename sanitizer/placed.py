@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from sanitizer.fences import Fence, Strip, whole_pages
 from sanitizer.geometry import extent_of
 from sanitizer.plan import TensorPlan
 from sanitizer.secrets import carrier_of
 
-__all__ = ["ALIGNMENT", "Placed", "place", "strided_view"]
+__all__ = ["ALIGNMENT", "Ground", "Placed", "place", "strided_view"]
 
 _PHASE: Final = 67  # elements; coprime to the period of the patterns
 _PHASES: Final = 1 << 10
@@ -50,35 +51,72 @@ class Placed:
         return self.start + self.extent * self.itemsize
 
 
-def place(plans: Sequence[TensorPlan]) -> tuple[list[Placed], int]:
-    """Places of all tensors, in the order of `plans`, and the arena's size in bytes, a multiple of the alignment."""
-    over: dict[str, list[TensorPlan]] = {}
-    for plan in plans:
-        if plan.over is not None:
-            over.setdefault(plan.over, []).append(plan)
-    placed: dict[str, Placed] = {}
-    cursor = 0
+@dataclass(frozen=True, slots=True, eq=False)
+class Ground:
+    """Where everything lies. `strips`: pages between fenced tensors, counted from the arena's beginning."""
+
+    places: list[Placed]  # in the order of the plans
+    size: int  # bytes, a multiple of the alignment
+    strips: tuple[Strip, ...] = ()
+
+
+def place(plans: Sequence[TensorPlan], *, fence: Fence | None = None) -> Ground:
+    """Find a place for every tensor; between fences, where one is given, and then their offsets do not count."""
+    builder = _Builder(fence)
     for plan in plans:
         if plan.over is None:
-            placed[plan.name] = _root(plan, cursor, over.get(plan.name, []), _PHASE * len(placed) % _PHASES)
-            cursor = placed[plan.name].high
+            builder.add(plan, [other for other in plans if other.over == plan.name])
         else:
-            placed[plan.name] = _overlay(plan, placed)
-    return list(placed.values()), cursor
+            builder.placed[plan.name] = _overlay(plan, builder.placed)
+    return Ground(list(builder.placed.values()), builder.finish(), tuple(builder.strips))
 
 
-def _root(plan: TensorPlan, cursor: int, overlays: Sequence[TensorPlan], phase: int) -> Placed:
-    """Lay `plan` at `cursor`, with guards that also hold whatever part of its overlays stands out."""
-    extent = extent_of(plan.shape, plan.strides)
-    in_front, behind = 0, 0
-    for overlay in overlays:
-        first = overlay.offset * overlay.dtype.itemsize
-        last = first + extent_of(overlay.shape, overlay.strides) * overlay.dtype.itemsize
-        in_front = max(in_front, -first)
-        behind = max(behind, last - extent * plan.dtype.itemsize)
-    start = cursor + _aligned(plan.guard + in_front) + plan.offset * plan.dtype.itemsize
-    end = start + extent * plan.dtype.itemsize
-    return _placed(plan, extent, cursor, start, _aligned(end + behind + max(plan.guard, 1)), phase)
+@dataclass(slots=True, eq=False)
+class _Builder:
+    """Lays one tensor behind the other. `guard`: bytes that the last one wants behind it, where that is still owed."""
+
+    fence: Fence | None
+    placed: dict[str, Placed] = field(default_factory=dict[str, Placed])
+    strips: list[Strip] = field(default_factory=list[Strip])
+    cursor: int = 0
+    guard: int = 0
+
+    def add(self, plan: TensorPlan, overlays: Sequence[TensorPlan]) -> None:
+        """Lay `plan`, with room for whatever part of its overlays stands out."""
+        extent = extent_of(plan.shape, plan.strides)
+        in_front, behind = 0, 0
+        for overlay in overlays:
+            first = overlay.offset * overlay.dtype.itemsize
+            last = first + extent_of(overlay.shape, overlay.strides) * overlay.dtype.itemsize
+            in_front = max(in_front, -first)
+            behind = max(behind, last - extent * plan.dtype.itemsize)
+        low, phase = self.cursor, _PHASE * len(self.placed) % _PHASES
+        if self.fence is None:
+            start = low + _aligned(plan.guard + in_front) + plan.offset * plan.dtype.itemsize
+            end = start + extent * plan.dtype.itemsize + behind
+            self.cursor = _aligned(end + max(plan.guard, 1))
+        else:
+            unit = max(self.fence.alignment, plan.dtype.itemsize, *(other.dtype.itemsize for other in overlays))
+            start = self._between_fences(self.fence, plan, in_front, extent * plan.dtype.itemsize + behind, unit)
+        self.placed[plan.name] = _placed(plan, extent, low, start, self.cursor, phase)
+
+    def _between_fences(self, fence: Fence, plan: TensorPlan, in_front: int, size: int, unit: int) -> int:
+        """Leave out a strip, take pages for what follows, and say where in them the first element lies."""
+        # The strip belongs to both neighbours: no smaller than the guard that either of them asks for.
+        strip = whole_pages(max(plan.guard, self.guard, 1))
+        self.strips.append((self.cursor, strip))
+        first, self.guard = self.cursor + strip, plan.guard
+        in_front, size = _up(in_front, unit), _up(size, unit)
+        self.cursor = first + whole_pages(in_front + size)
+        return first + in_front if fence.side == "before" else self.cursor - size
+
+    def finish(self) -> int:
+        """The size of all, once the last tensor has its fence."""
+        if self.fence is not None and self.strips:
+            strip = whole_pages(max(self.guard, 1))
+            self.strips.append((self.cursor, strip))
+            self.cursor += strip
+        return self.cursor
 
 
 def _overlay(plan: TensorPlan, placed: dict[str, Placed]) -> Placed:
@@ -101,7 +139,11 @@ def _placed(plan: TensorPlan, extent: int, low: int, start: int, high: int, phas
 
 
 def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return _up(size, ALIGNMENT)
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def strided_view(words: Tensor, placed: Placed, *, first_byte: int = 0) -> Tensor:

@@ -110,9 +110,11 @@ class Runner:
             arena.kept.fill_probe()
         self._poison_workspaces(secret)
         tensors = arena.tensors()
-        interceptor = Interceptor(secret, arena.device, handed_out=arena.handed_out, marked=marked, tracking=tracking)
+        interceptor = Interceptor(
+            secret, arena.device, handed_out=arena.handed_out, fence=arena.fence, marked=marked, tracking=tracking
+        )
         stopwatch.lap("fill")
-        left = _called(self.call, tensors, interceptor, arena.device)
+        left = _called(self.call, tensors, interceptor, arena)
         stopwatch.lap("runs")
         stopwatch.move(interceptor.seconds, source="runs", target="intercept")
         findings = arena.layout_changes(tensors)
@@ -182,13 +184,13 @@ class Runner:
         )
 
 
-def _called(call: Call, tensors: dict[str, Tensor], interceptor: Interceptor, device: torch.device) -> Left:
+def _called(call: Call, tensors: dict[str, Tensor], interceptor: Interceptor, arena: Arena) -> Left:
     """Call the kernel, with warnings recorded and never raised. This is the one place that catches everything."""
     try:
-        with warnings.catch_warnings(record=True), torch.no_grad(), interceptor:
+        with warnings.catch_warnings(record=True), torch.no_grad(), interceptor, arena.fences():
             warnings.simplefilter("always")
             returned = call(dict(tensors))
-            synchronise(device)
+            synchronise(arena.device)
     except SystemExit as error:
         return Left({}, _without_locals(error))
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is what we are here to report

@@ -1,7 +1,13 @@
-"""Runs requests in a worker process that may die: a death becomes an answer, and the worker is replaced."""
+"""Runs requests in a worker process that may die: a death becomes an answer, and the worker is replaced.
+
+Note [Servers]: workers that are forked come from a server with everything imported. Starting one takes over a second,
+so all sandboxes of a process with the same preloaded modules and the same environment share one. It ends with the
+process, and sooner where nobody uses it and another environment is asked for.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -10,17 +16,23 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final, Literal
 
+from sanitizer.faults import Fault, read_fault
 from sanitizer.messages import Garbled, TimedOut, receive, send
+from sanitizer.worker import LOST_ITS_SOCKET
 
 __all__ = ["Death", "Sandbox", "ServiceBroken"]
 
 _TAIL_BYTES: Final = 2_000  # of stderr, shown with a death
 _START_SECONDS: Final = 120.0  # importing torch on a loaded machine takes a while
 _DYING_SECONDS: Final = 0.5  # between a closed socket and the exit status
+_SERVER_SECONDS: Final = 5.0  # for a server to answer beyond the time it was asked to wait
+# Changes with every test without meaning anything to a worker; and the import path, which workers are told.
+_NOT_COMPARED: Final = frozenset({"PYTEST_CURRENT_TEST", "PYTHONPATH"})
 
 
 class ServiceBroken(RuntimeError):
@@ -29,11 +41,15 @@ class ServiceBroken(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a worker ended while it was answering. `how` is a phrase such as "killed by SIGSEGV"."""
+    """How a worker ended while it was answering.
+
+    how: a phrase such as "killed by SIGSEGV". fault: the access that ended it, where that is known.
+    """
 
     kind: Literal["signal", "exit", "timeout", "garbled"]
     how: str
     stderr: str
+    fault: Fault | None = None
 
 
 class Sandbox:
@@ -83,6 +99,9 @@ class Sandbox:
             return self._bury("exit", "")
         if not isinstance(message, Mapping) or not message.keys() & {"answer", "broken"}:
             return self._bury("garbled", "wrote into the answer's socket")
+        if worker.server is not None and not worker.server.alive():
+            # Both would die in a moment, and the next request be blamed for it.
+            return self._bury("exit", "")
         if "broken" in message:
             raise ServiceBroken(str(message["broken"]))
         return message["answer"]
@@ -95,13 +114,14 @@ class Sandbox:
         """End the worker; the next request gets a fresh one."""
         if self._worker is not None:
             self._worker.end(seconds=0.0)
+            self._worker.close()
             self._worker = None
 
     def close(self) -> None:
-        """End the worker and the server behind it."""
+        """End the worker; the server behind it stays for other sandboxes. See Note [Servers]."""
         self.drop()
         if self._server is not None:
-            self._server.close()
+            self._server.users -= 1
             self._server = None
 
     def _living(self) -> _Worker:
@@ -121,13 +141,13 @@ class Sandbox:
         if self._start == "spawn":
             return _spawn(self._setup)
         for _ in range(2):  # a kernel may have killed the server: then one more is started
-            if self._server is None:
-                self._server = _ForkServer(self._preload)
+            if self._server is None or self._server.closed:
+                self._server = _server_with(self._preload)
+                self._server.users += 1
             try:
-                return self._server.fork(self._setup)
-            except (OSError, EOFError, Garbled):
+                return self._server.fork(_told_where(self._setup))
+            except (OSError, EOFError, Garbled, TimedOut):
                 self._server.close()
-                self._server = None
         raise ServiceBroken("the server of workers cannot be kept alive")
 
     def _bury(self, kind: Literal["signal", "exit", "timeout", "garbled"], how: str) -> Death:
@@ -136,14 +156,17 @@ class Sandbox:
         assert worker is not None
         self.deaths += 1
         status = worker.end(seconds=_DYING_SECONDS if kind == "exit" else 0.0)
-        stderr = worker.stderr_tail()
+        stderr, fault = worker.stderr_tail(), read_fault(worker.faults.fileno())
         worker.close()
         if kind != "exit":
             return Death(kind, how, stderr)
-        if status is None:
-            return Death("exit", "closed its socket to the parent, or killed its parent", stderr)
+        if worker.server is not None and not worker.server.alive():
+            worker.server.close()
+            return Death("exit", "killed the process that had started it", stderr)
+        if status is None or status == LOST_ITS_SOCKET << 8:
+            return Death("exit", "closed its socket to the parent", stderr)
         if os.WIFSIGNALED(status):
-            return Death("signal", f"killed by {_signal_name(os.WTERMSIG(status))}", stderr)
+            return Death("signal", f"killed by {_signal_name(os.WTERMSIG(status))}", stderr, fault)
         return Death("exit", f"exited with status {os.WEXITSTATUS(status)}", stderr)
 
 
@@ -154,6 +177,7 @@ class _Worker:
     pid: int
     sock: socket.socket
     stderr: IO[bytes]
+    faults: IO[bytes]
     server: _ForkServer | None
     process: subprocess.Popen[bytes] | None
 
@@ -164,8 +188,6 @@ class _Worker:
             os.killpg(self.pid, signal.SIGKILL)
         if status is None:
             self._status(5.0)
-        if seconds == 0.0:
-            self.close()
         return status
 
     def _status(self, seconds: float) -> int | None:
@@ -184,8 +206,6 @@ class _Worker:
 
     def stderr_tail(self) -> str:
         """The last lines that the worker wrote to stdout and stderr."""
-        if self.stderr.closed:
-            return ""
         size = self.stderr.seek(0, os.SEEK_END)
         self.stderr.seek(max(0, size - _TAIL_BYTES))
         return self.stderr.read().decode(errors="replace").strip()
@@ -193,12 +213,41 @@ class _Worker:
     def close(self) -> None:
         self.sock.close()
         self.stderr.close()
+        self.faults.close()
+
+
+_servers: Final[list[_ForkServer]] = []
+
+
+def _server_with(preload: tuple[str, ...]) -> _ForkServer:
+    """The running server with these modules and the environment as it is now. See Note [Servers]."""
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_COMPARED}
+    for server in [server for server in _servers if server.owner == os.getpid()]:
+        if server.alive() and (server.preload, server.environment) == (preload, environment):
+            return server
+        if server.users <= 0 or not server.alive():
+            server.close()
+    server = _ForkServer(preload, environment)
+    _servers.append(server)
+    return server
+
+
+@atexit.register
+def _end_servers() -> None:
+    for server in list(_servers):
+        if server.owner == os.getpid():
+            server.close()
 
 
 class _ForkServer:
-    """The parent's end of `sanitizer.forkserver`."""
+    """The parent's end of `sanitizer.forkserver`. `users`: how many sandboxes get their workers from it."""
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    def __init__(self, preload: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self.preload = preload
+        self.environment = environment
+        self.owner = os.getpid()
+        self.users = 0
+        self._one_at_a_time = threading.Lock()
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -209,20 +258,42 @@ class _ForkServer:
             )
         self._control = ours
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been ended."""
+        return self._control.fileno() < 0
+
     def fork(self, setup: Mapping[str, Any]) -> _Worker:
+        """A new worker."""
         ours, theirs = socket.socketpair()
-        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the worker is buried
-        with theirs:
+        files = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        with theirs, self._one_at_a_time:
             send(self._control, {"setup": setup})
-            socket.send_fds(self._control, [b"."], [theirs.fileno(), stderr.fileno()])
+            descriptors = [theirs.fileno(), *(file.fileno() for file in files)]
+            socket.send_fds(self._control, [b"."], descriptors)
             pid = int(receive(self._control, timeout=_START_SECONDS)["pid"])
-        return _Worker(pid, ours, stderr, self, None)
+        return _Worker(pid, ours, *files, self, None)
 
     def wait(self, pid: int, seconds: float) -> int | None:
-        send(self._control, {"wait": pid, "seconds": seconds})
-        return receive(self._control, timeout=seconds + 5.0)["status"]
+        """The exit status of a worker once it is dead; None if it still lives after so long."""
+        return self._ask({"wait": pid, "seconds": seconds}, seconds)["status"]
+
+    def alive(self) -> bool:
+        """Whether it answers. A server that has been sent SIGKILL never does, even if it is not dead yet."""
+        try:
+            return bool(self._ask({"alive": True}, 0.0)["alive"])
+        except (OSError, EOFError, Garbled, TimedOut):
+            return False
+
+    def _ask(self, question: Mapping[str, Any], seconds: float) -> Any:
+        with self._one_at_a_time:
+            send(self._control, question)
+            return receive(self._control, timeout=seconds + _SERVER_SECONDS)
 
     def close(self) -> None:
+        """End it, with all workers that it has started."""
+        if self in _servers:
+            _servers.remove(self)
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
@@ -231,23 +302,32 @@ class _ForkServer:
             self._process.wait()
 
 
+def _told_where(setup: Mapping[str, Any]) -> dict[str, Any]:
+    """`setup` with what a server that was started earlier cannot know: the folder we are in, and where we import from."""
+    return {**setup, "folder": os.getcwd(), "path": _import_path()}
+
+
 def _spawn(setup: Mapping[str, Any]) -> _Worker:
     ours, theirs = socket.socketpair()
-    stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the worker is buried
+    files = tempfile.TemporaryFile(), tempfile.TemporaryFile()
     with theirs:
+        descriptors = (theirs.fileno(), *(file.fileno() for file in files))
         process = subprocess.Popen(
-            [sys.executable, "-m", "sanitizer.worker", str(theirs.fileno()), str(stderr.fileno()), json.dumps(setup)],
-            pass_fds=(theirs.fileno(), stderr.fileno()),
+            [sys.executable, "-m", "sanitizer.worker", *map(str, descriptors), json.dumps(_told_where(setup))],
+            pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             env=_environment(),
         )
-    return _Worker(process.pid, ours, stderr, None, process)
+    return _Worker(process.pid, ours, *files, None, process)
 
 
 def _environment() -> dict[str, str]:
     """Ours, with the import path of this process, so that the worker finds the same packages uninstalled too."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}
+
+
+def _import_path() -> list[str]:
+    return [entry or os.getcwd() for entry in sys.path]
 
 
 def _signal_name(number: int) -> str:
