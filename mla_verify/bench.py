@@ -217,56 +217,71 @@ def _rate_once(kernel: Kernel, device: str) -> RateRow:
     limits = replace(_SMALL_LIMITS[kernel.contract], dtypes=limits_of(kernel).dtypes)
     small = replace(kernel, limits=limits, validates=(), known_deviations=())
     bench = open_bench(small, device=device)
-    problems: list[Any] = []
-    strategy = bench.contract.problems(small)
-
-    def keep(problem: Any) -> None:
-        problems.append(problem)
-
-    def draw() -> float:
-        problems.clear()
-        run = drawn_into(keep, strategy, examples=_RATE_EXAMPLES, seed=0, phases=(Phase.generate,))
-        started = time.process_time()
-        run()
-        return time.process_time() - started
-
-    draw()  # strategies are built on first use
-    drawing = draw()
-    runs = oracle = 0.0
-    for problem in problems:
-        one_runs, one_oracle = _floor(bench, problem)
-        runs += one_runs
-        oracle += one_oracle
+    floor = _Floor(bench)
+    run = drawn_into(
+        floor.follow,
+        bench.contract.problems(small),
+        examples=_RATE_EXAMPLES,
+        seed=0,
+        phases=(Phase.generate,),
+    )
+    run()  # strategies and pools are built on first use
+    floor = floor.reset()
+    started = time.process_time()
+    run()
+    drawing = time.process_time() - started - floor.laying - floor.runs - floor.oracle
     check(small, examples=20, seed=0, device=device, isolation="none")
     started = time.process_time()
     report = check(small, examples=_RATE_EXAMPLES, seed=0, device=device, isolation="none")
-    whole, count = (time.process_time() - started) / report.examples, len(problems)
-    floor = (drawing + runs + oracle) / count
+    whole = (time.process_time() - started) / report.examples
     return RateRow(
         contract=kernel.contract,
         examples=report.examples,
         check=round(1e3 * whole, 3),
-        drawing=round(1e3 * drawing / count, 3),
-        runs=round(1e3 * runs / count, 3),
-        oracle=round(1e3 * oracle / count, 3),
-        rate_over_floor=round(floor / whole, 3),
+        drawing=round(1e3 * drawing / floor.problems, 3),
+        runs=round(1e3 * floor.runs / floor.problems, 3),
+        oracle=round(1e3 * floor.oracle / floor.problems, 3),
+        rate_over_floor=round((drawing + floor.runs + floor.oracle) / floor.problems / whole, 3),
     )
 
 
-def _floor(bench: Bench, problem: Any) -> tuple[float, float]:
-    """Seconds of the kernel's calls under an empty dispatch mode, and of the oracle."""
-    placement = bench.contract.place(problem, bench.kernel, bench.device)
-    bench.arena.load(placement.tensors)
-    bench.arena.poison(Secret.Z)
-    call = kernel_call(bench, placement, state=None)
-    views: list[dict[str, Tensor]] = [bench.arena.tensors() for _ in range(_CALLS)]
-    started = time.process_time()
-    for tensors in views:
-        with torch.no_grad(), _EmptyMode():  # a mode of its own for every run, as an audit has
-            call(tensors)
-    called = time.process_time()
-    bench.contract.expect(problem, bench.kernel, views[0])
-    return called - started, time.process_time() - called
+@dataclass(slots=True, eq=False)
+class _Floor:
+    """What a check cannot cost less than, problem by problem as they are drawn: bare runs and the oracle.
+
+    Seconds of processor time. `laying` is what it takes to lay the tensors out, and no part of the floor.
+    """
+
+    bench: Bench
+    problems: int = 0
+    laying: float = 0.0
+    runs: float = 0.0
+    oracle: float = 0.0
+
+    def reset(self) -> _Floor:
+        """Count from nothing again."""
+        self.problems, self.laying, self.runs, self.oracle = 0, 0.0, 0.0, 0.0
+        return self
+
+    def follow(self, problem: Any) -> None:
+        """Run the kernel as often as an audit does, under an empty dispatch mode each time, and ask the oracle."""
+        bench = self.bench
+        began = time.process_time()
+        placement = bench.contract.place(problem, bench.kernel, bench.device)
+        bench.arena.load(placement.tensors)
+        bench.arena.poison(Secret.Z)
+        call = kernel_call(bench, placement, state=None)
+        views: list[dict[str, Tensor]] = [bench.arena.tensors() for _ in range(_CALLS)]
+        laid = time.process_time()
+        for tensors in views:
+            with torch.no_grad(), _EmptyMode():
+                call(tensors)
+        called = time.process_time()
+        bench.contract.expect(problem, bench.kernel, views[0])
+        self.problems += 1
+        self.laying += laid - began
+        self.runs += called - laid
+        self.oracle += time.process_time() - called
 
 
 def print_bench(rows: dict[str, list[dict[str, Any]]], *, to: Console | None = None) -> None:
