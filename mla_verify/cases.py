@@ -31,6 +31,7 @@ __all__ = [
     "save_case",
     "shape_of",
     "versions",
+    "weight_of",
     "write_whole",
 ]
 
@@ -79,7 +80,7 @@ def save_case(case: Case, folder: Path) -> Path:
     path = folder / f"{_case_stem(case)}.json"
     if path.exists():
         try:
-            if _weight(load_case(path).problem) <= _weight(case.problem):
+            if weight_of(load_case(path).problem) <= weight_of(case.problem):
                 return path
         except UsageError:
             pass  # what lies there is no case: it makes room for one
@@ -200,14 +201,14 @@ def file_stem(kernel: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", kernel.rpartition("/")[2]).strip("-")[:60] or "kernel"
 
 
+def weight_of(problem: Problem) -> tuple[int, int]:
+    """How large a problem is: elements first, then how much there is to say about it."""
+    return elements_of(problem), len(json.dumps(problem_to_json(problem)))
+
+
 def _case_stem(case: Case) -> str:
     identity = "\n".join((case.contract, case.kernel, case.clause, shape_of(case.problem)))
     return f"{file_stem(case.kernel)}.{case.clause}.{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-
-
-def _weight(problem: Problem) -> tuple[int, int]:
-    """How large a problem is: elements first, then how much there is to say about it."""
-    return elements_of(problem), len(json.dumps(problem_to_json(problem)))
 
 
 def _case_of(data: object) -> Case:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mla_verify.check import Progress, check
+from mla_verify.databases import open_database
 from mla_verify.devices import resolve_device
 from mla_verify.errors import ExitCode, UsageError
 from mla_verify.isolation import Isolation
@@ -32,6 +33,8 @@ def check_targets(
     known_excused: bool,
     isolation: Isolation,
     cases: Path | None,
+    database: str | None,
+    shared_database: str | None,
     as_json: bool,
 ) -> ExitCode:
     """Check the named kernels (all registered ones where none is named) and print what was found.
@@ -39,6 +42,7 @@ def check_targets(
     With no names, kernels that are unavailable here are listed and do not count.
     """
     resolve_device(device)
+    remembered = open_database(database, shared=shared_database)
     kernels = [resolve(target, contract=contract) for target in targets] or list(registered())
     if dtypes:
         kernels = [_restricted(kernel, dtypes) for kernel in kernels]
@@ -55,6 +59,7 @@ def check_targets(
                 progress=progress,
                 isolation=isolation,
                 cases=cases,
+                database=remembered,
             )
             reports.append(report)
     if as_json:

@@ -29,6 +29,9 @@ ContractName = Annotated[
     str | None, typer.Option("--contract", help="The contract of a bare callable: up-projection or decode.")
 ]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N (cuda also for ROCm).")]
+IsolationName = Annotated[
+    str, typer.Option("--isolation", help="process: run kernels in a worker that they may take down; none: here.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array instead of the table.")]
 
 
@@ -55,11 +58,16 @@ def check(
     dtype: Annotated[
         list[str] | None, typer.Option("--dtype", help="Draw only this dtype (may be given again).")
     ] = None,
-    isolation: Annotated[
-        str, typer.Option("--isolation", help="process: run kernels in a worker that they may take down; none: here.")
-    ] = "process",
+    isolation: IsolationName = "process",
     cases: Annotated[
         Path | None, typer.Option("--cases", help="A folder for failures, each a file that `replay` runs again.")
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option("--database", help="A folder or redis://…: failures of earlier runs are tried first."),
+    ] = None,
+    shared_database: Annotated[
+        str | None, typer.Option("--shared-database", help="One more database, which is read and never written.")
     ] = None,
     no_known: Annotated[
         bool, typer.Option("--no-known", help="Report known deviations as violations, each at its smallest problem.")
@@ -83,9 +91,79 @@ def check(
         known_excused=not no_known,
         isolation=isolation_named(isolation),
         cases=cases,
+        database=database,
+        shared_database=shared_database,
         as_json=json,
     )
     raise typer.Exit(code)
+
+
+@app.command()
+def replay(
+    paths: Annotated[list[Path], typer.Argument(metavar="CASE|DIR…", help="Saved cases, or folders of them.")],
+    kernel: Annotated[
+        str | None,
+        typer.Option("--kernel", metavar="TARGET", help="Run them on this kernel instead of the registered one."),
+    ] = None,
+    device: Device = "cpu",
+    isolation: IsolationName = "process",
+    json: AsJson = False,
+) -> None:
+    """Run saved cases again. Exit code 0: they pass now; 1: one still fails; 3: one cannot run here."""
+    from mla_verify.checking import isolation_named
+    from mla_verify.replay_command import replay_command
+
+    code = replay_command(paths, kernel=kernel, device=device, isolation=isolation_named(isolation), as_json=json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def gate(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET…", help="A registered name, module:callable or file.py:callable.")
+    ],
+    contract: ContractName = None,
+    device: Device = "cpu",
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="REV", help="Only kernels whose files differ from this revision.")
+    ] = None,
+    cases: Annotated[
+        Path | None, typer.Option("--cases", help="Saved cases, run first; new failures are saved there.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="Time for all of it: 120s, 5m, 1h. [default: 120s]")
+    ] = None,
+    examples: Annotated[int | None, typer.Option("--examples", help="Valid problems per kernel, instead.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed and examples give the same verdict.")] = 0,
+    isolation: IsolationName = "process",
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")] = None,
+    github: Annotated[bool, typer.Option("--github", help="Write the summary of a GitHub Actions step.")] = False,
+    json: AsJson = False,
+) -> None:
+    """For CI: saved cases first, then fuzzing on all cores. Exit code 0: all hold; 1: a violation."""
+    from mla_verify.checking import isolation_named
+    from mla_verify.gating import GateRequest, seconds_of
+    from mla_verify.gating import gate as run_gate
+
+    if budget is not None and examples is not None:
+        raise UsageError("give --budget or --examples, not both: one of them ends the search")
+    if examples is not None and examples < 1:
+        raise UsageError(f"--examples must be at least 1, got {examples}")
+    request = GateRequest(
+        targets=targets,
+        contract=contract,
+        device=device,
+        since=since,
+        cases=cases,
+        budget=seconds_of(budget or "120s") if examples is None else None,
+        examples=examples,
+        seed=seed,
+        isolation=isolation_named(isolation),
+        junit=junit,
+        github=github,
+        as_json=json,
+    )
+    raise typer.Exit(run_gate(request))
 
 
 @app.command()

@@ -1,0 +1,50 @@
+"""What `mla-verify replay` does: runs cases, prints a line or an object for each, and ends with their exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from mla_verify.errors import ExitCode
+from mla_verify.isolation import Isolation
+from mla_verify.replaying import Replayed, replay_paths
+from mla_verify.table import console
+
+__all__ = ["replay_command"]
+
+_STYLES = {"still fails": "bold red", "now passes": "green", "known deviation": "yellow", "cannot run here": "dim"}
+
+
+def replay_command(
+    paths: Sequence[Path], *, kernel: str | None, device: str, isolation: Isolation, as_json: bool
+) -> ExitCode:
+    """Replay the cases at `paths` and print what became of each; what is no case gets its sentence on stderr."""
+    tell = _unreadable_only if as_json else _print
+    shown = replay_paths(paths, kernel=kernel, device=device, isolation=isolation, tell=tell)
+    if as_json:
+        print(json.dumps([one.to_json() for one in shown], indent=2))
+    elif len(shown) > 1:
+        outcomes = [one.outcome for one in shown]
+        counts = ", ".join(f"{outcomes.count(word)} {word}" for word in dict.fromkeys(outcomes))
+        console().print(Text(f"{len(shown)} cases: {counts}"), soft_wrap=True)
+    return ExitCode.of_several([one.exit_code for one in shown])
+
+
+def _unreadable_only(shown: Replayed) -> None:
+    if shown.outcome == "unreadable":
+        print(f"mla-verify: {shown.detail}", file=sys.stderr)
+
+
+def _print(shown: Replayed) -> None:
+    if shown.outcome == "unreadable":
+        _unreadable_only(shown)
+        return
+    out = console()
+    line = Text.assemble((shown.outcome, _STYLES[shown.outcome]), f": {shown.path} [{shown.kernel}]")
+    out.print(line, soft_wrap=True)
+    out.print(Text(f"  {shown.detail}"), soft_wrap=True)
+    out.print(Text(f"  problem: {shown.problem_text}"), soft_wrap=True)
