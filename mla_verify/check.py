@@ -235,13 +235,13 @@ class _Search:
     def _look_at(self, problem: Any, *, searching: bool, target: str | None, invalid: bool) -> Finding | None:
         """Examine one problem; the finding to raise, if any: the target's while shrinking, else a new clause's."""
         tally = self.tally
+        if tally.quarantines(problem):
+            return None  # not launched, and so not counted
         if searching:
             tally.examples += not invalid
             tally.invalid_examples += invalid
             if self.progress is not None:
                 self.progress(tally.examples, self.total, len(self.found))
-        if tally.quarantines(problem):
-            return None
         profiled = searching and not invalid and tally.examples % _ECONOMY_EVERY == 1
         shown = self.examiner(problem, economy=profiled or target == "economy")
         if searching:
