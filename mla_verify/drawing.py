@@ -36,18 +36,17 @@ def drawn_into(
 
     database: what failed before is tried first, and what fails is saved, under `key`.
     """
-    run: Callable[[], None] = with_seed(seed)(
-        settings(
-            max_examples=examples,
-            database=database,
-            deadline=None,
-            phases=phases if database is None else (Phase.reuse, *phases),
-            report_multiple_bugs=False,
-            suppress_health_check=_NO_OBJECTION,
-            print_blob=False,
-            derandomize=False,
-        )(given(problems)(function))
-    )
+    # The seed comes first: asking for one takes the database away again.
+    run: Callable[[], None] = settings(
+        max_examples=examples,
+        database=database,
+        deadline=None,
+        phases=phases if database is None else (Phase.reuse, *phases),
+        report_multiple_bugs=False,
+        suppress_health_check=_NO_OBJECTION,
+        print_blob=False,
+        derandomize=False,
+    )(with_seed(seed)(given(problems)(function)))
     # Hypothesis would take a digest of the function's source, which is one and the same for every kernel.
     vars(run)["_hypothesis_internal_database_key"] = key.encode()
     return run

@@ -195,7 +195,9 @@ def _report(
         so_far.replayed[index],
         device=device,
         seed=request.seed,
-        nothing_ran="interrupted before any problem was run" if interrupted else "the budget ended before any was run",
+        nothing_ran="interrupted before any problem was run"
+        if interrupted
+        else "the budget ended before any problem was run",
         interrupted=interrupted,
     )
 

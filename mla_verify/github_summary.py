@@ -64,7 +64,7 @@ def _details(report: Report) -> Iterator[str]:
     for finding in report.findings:
         yield f"* {finding.clause}: {_code(finding.detail)}, smallest problem {_code(finding.problem_text)}"
         if finding.case is not None:
-            yield f"  * {_code(replay_line(finding.case, report))}"
+            yield f"  * {_code(replay_line(finding.case, report.target))}"
     for deviation in report.deviations:
         if deviation.state == "stale":
             yield f"* stale known deviation, to be deleted: {deviation.clause}, {_code(deviation.reason)}"

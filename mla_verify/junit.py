@@ -62,7 +62,7 @@ def _fail(case: Xml.Element, report: Report, clause: str) -> None:
     for finding in findings:
         lines += [finding.detail, f"smallest problem: {finding.problem_text}"]
         if finding.case is not None:
-            lines.append(f"replay: {replay_line(finding.case, report)}")
+            lines.append(f"replay: {replay_line(finding.case, report.target)}")
     failure.text = _said("\n".join(lines))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from mla_verify.shadowing import refuse_foreign_packages
 
 if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
     from mla_verify.kernel import Kernel
     from mla_verify.report import Report
 
@@ -22,7 +25,8 @@ PROFILES: Final[dict[str, dict[str, Any]]] = {
     "ci": {"max_examples": 200, "derandomize": True},
     "deep": {"max_examples": 2_000},
 }
-_OWN_OPTIONS: Final = ("mla_kernels",)
+_DATABASE: Final = pytest.StashKey["ExampleDatabase | None"]()
+_OWN_OPTIONS: Final = ("mla_kernels", "mla_cases")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,6 +48,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--mla-shards", dest="mla_shards", type=int, default=4, metavar="N", help="items per kernel (for -n)"
     )
     group.addoption("--mla-seed", dest="mla_seed", type=int, default=None, metavar="SEED", help="the first item's seed")
+    group.addoption(
+        "--mla-cases",
+        dest="mla_cases",
+        metavar="DIR",
+        help="run the saved cases in this folder before anything is fuzzed, and save new failures there",
+    )
+    group.addoption(
+        "--mla-database",
+        dest="mla_database",
+        metavar="DIR|URL",
+        help="a folder or redis://…: failures of earlier runs are tried first",
+    )
+    group.addoption(
+        "--mla-shared-database",
+        dest="mla_shared_database",
+        metavar="DIR|URL",
+        help="one more database, which is read and never written",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks up --hypothesis-profile
@@ -54,6 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from hypothesis import settings
 
+    from mla_verify.databases import open_database
     from mla_verify.errors import UsageError
 
     for name, values in PROFILES.items():
@@ -62,6 +85,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--mla-shards must be at least 1, got {config.getoption('mla_shards')}")
     try:
         refuse_foreign_packages()
+        config.stash[_DATABASE] = open_database(
+            _option(config, "mla_database"), shared=_option(config, "mla_shared_database")
+        )
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -74,15 +100,31 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the kernels' items behind whatever else was collected."""
+    """Put the saved cases, then the kernels' items, behind whatever else was collected."""
+    if not _in_use(config):
+        return
+    fuzzing: list[KernelItem] = []
     for target in _option(config, "mla_kernels"):
         collector = KernelCollector.from_parent(session, name=target, nodeid=f"mla-verify::{target}")
-        items.extend(collector.collect())
+        fuzzing.extend(collector.collect())
+    folder = _cases(config)
+    if folder is not None:
+        from mla_verify.case_items import case_items
+
+        kernels = list({item.kernel.target: item.kernel for item in fuzzing}.values())
+        items.extend(case_items(session, folder, kernels, device=_option(config, "mla_device")))
+    items.extend(fuzzing)
 
 
 def _option(config: pytest.Config, name: str) -> Any:
     """The value of one of our options; pytest types them all as optional."""
     return config.getoption(name)
+
+
+def _cases(config: pytest.Config) -> Path | None:
+    """The folder of saved cases, as seen from where pytest was started."""
+    asked: str | None = _option(config, "mla_cases")
+    return None if asked is None else config.invocation_params.dir / asked
 
 
 def _in_use(config: pytest.Config) -> bool:
@@ -131,6 +173,8 @@ class KernelItem(pytest.Item):
             examples=profile.max_examples,
             seed=seed + self.shard,
             device=device_of_worker(_option(self.config, "mla_device"), os.environ.get("PYTEST_XDIST_WORKER")),
+            cases=_cases(self.config),
+            database=self.config.stash[_DATABASE],
         )
         if report.verdict == "unavailable":
             pytest.skip(f"{self.kernel.name} is unavailable: {report.unavailable}")
@@ -190,5 +234,5 @@ def pytest_report_header(config: pytest.Config) -> Iterable[str]:
     """Name the kernels and the device in the header."""
     if not _in_use(config):
         return []
-    kernels = ", ".join(_option(config, "mla_kernels"))
+    kernels = ", ".join(_option(config, "mla_kernels")) or "saved cases"
     return [f"mla-verify: {kernels} on {config.getoption('mla_device')}"]

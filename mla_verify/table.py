@@ -64,7 +64,7 @@ def _paragraph(report: Report) -> list[Text]:
         if finding.found_after:
             lines.append(Text(f"    first seen after {finding.found_after} examples; {_again(report)}"))
         if finding.case is not None:
-            lines.append(Text(f"    replay: {replay_line(finding.case, report)}"))
+            lines.append(Text(f"    replay: {replay_line(finding.case, report.target)}"))
     for deviation in report.deviations:
         issue = f" ({deviation.issue})" if deviation.issue else ""
         count = f"{deviation.deviated} of {deviation.matched} matching problems deviated"
@@ -90,10 +90,9 @@ def _paragraph(report: Report) -> list[Text]:
     return lines
 
 
-def replay_line(case: str, report: Report) -> str:
+def replay_line(case: str, target: str | None) -> str:
     """The command that runs a case again; a kernel that is not ours has to be named, as no case may import one."""
-    named = report.target is not None and ":" in report.target
-    kernel = f" --kernel {shlex.quote(report.target or '')}" if named else ""
+    kernel = f" --kernel {shlex.quote(target)}" if target is not None and ":" in target else ""
     return f"mla-verify replay {shlex.quote(case)}{kernel}"
 
 
