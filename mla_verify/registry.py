@@ -43,7 +43,11 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
 
 _KERNELS: dict[str, Kernel] = {}
 _OF_CALLABLE: dict[int, Kernel] = {}  # id of a decorated callable → its registration
-_SHIPPED: Final = ("mla_verify.kernels.shipped", "mla_verify.kernels.vllm_adapters")
+_SHIPPED: Final = (
+    "mla_verify.kernels.shipped",
+    "mla_verify.kernels.triton_registered",
+    "mla_verify.kernels.vllm_adapters",
+)
 _REGISTRATION_FIELDS: Final = frozenset(field.name for field in fields(Kernel)) - {
     "name",
     "contract",

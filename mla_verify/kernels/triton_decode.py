@@ -1,0 +1,195 @@
+"""A two-stage split-KV decode in Triton, with scratch and results from `torch.empty` and again from `torch.zeros`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mla_verify.kernels.triton_launch import PROGRAMS, block, interpreted, jitted, overlap, overlaps_itself, programs
+
+__all__ = ["load_triton_decode", "load_triton_decode_zeros"]
+
+_TILE_BYTES: Final = 32 * 1024  # of keys or queries held in shared memory at a time
+_MOST_ELEMENTS: Final = 1 << 20  # of a block, in Triton
+
+
+def load_triton_decode() -> Callable[..., None]:
+    """The decode that takes its scratch from `torch.empty` and writes `o` and `lse` where the caller keeps them.
+
+    A row that sees no key gets `o` = 0 and `lse` = −inf; padding rows stay as they are.
+    """
+    kernels = jitted("decode")
+
+    def triton_decode(
+        q: Tensor,  # [num_rows, num_heads, kv_lora_rank + qk_rope_head_dim]
+        kv_buffer: Tensor,  # [num_pages, page_size, 1, kv_lora_rank + qk_rope_head_dim]
+        o: Tensor,  # [num_rows, num_heads, kv_lora_rank]
+        lse: Tensor | None,  # float32 [num_rows, num_heads], natural logarithm
+        qo_indptr: Tensor,  # int32 [batch + 1]
+        kv_indptr: Tensor,  # int32 [batch + 1], counted in pages
+        kv_indices: Tensor,  # int32 [pages in use, and a tail that is never read]
+        kv_last_page_lens: Tensor,  # int32 [batch]
+        page_size: int,
+        max_seqlen_q: int,
+        sm_scale: float,
+        num_kv_splits: int,
+        **_: Any,
+    ) -> None:
+        tables = (qo_indptr, kv_indptr, kv_indices, kv_last_page_lens)
+        _refuse(q, kv_buffer, o, lse, tables, page_size)
+        shape = (q.shape[0], num_kv_splits, q.shape[1])
+        parts = torch.empty((*shape, o.shape[2]), dtype=torch.float32, device=q.device)
+        part_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        _launch(kernels, q, kv_buffer, o, lse, tables, parts, part_lse, page_size, max_seqlen_q, sm_scale)
+
+    return triton_decode
+
+
+def load_triton_decode_zeros() -> Callable[..., None]:
+    """The same from `torch.zeros`, copied into `o` and `lse` at the end: what it forgets to write is zero."""
+    kernels = jitted("decode")
+
+    def triton_decode_zeros(
+        q: Tensor,  # [num_rows, num_heads, kv_lora_rank + qk_rope_head_dim]
+        kv_buffer: Tensor,  # [num_pages, page_size, 1, kv_lora_rank + qk_rope_head_dim]
+        o: Tensor,  # [num_rows, num_heads, kv_lora_rank]
+        lse: Tensor | None,  # float32 [num_rows, num_heads], natural logarithm
+        qo_indptr: Tensor,  # int32 [batch + 1]
+        kv_indptr: Tensor,  # int32 [batch + 1], counted in pages
+        kv_indices: Tensor,  # int32 [pages in use, and a tail that is never read]
+        kv_last_page_lens: Tensor,  # int32 [batch]
+        page_size: int,
+        max_seqlen_q: int,
+        sm_scale: float,
+        num_kv_splits: int,
+        **_: Any,
+    ) -> None:
+        tables = (qo_indptr, kv_indptr, kv_indices, kv_last_page_lens)
+        _refuse(q, kv_buffer, o, lse, tables, page_size)
+        shape = (q.shape[0], num_kv_splits, q.shape[1])
+        parts = torch.zeros((*shape, o.shape[2]), dtype=torch.float32, device=q.device)
+        part_lse = torch.zeros(shape, dtype=torch.float32, device=q.device)
+        o_copy = torch.zeros(o.shape, dtype=o.dtype, device=o.device)
+        lse_copy = None if lse is None else torch.zeros(lse.shape, dtype=lse.dtype, device=lse.device)
+        _launch(kernels, q, kv_buffer, o_copy, lse_copy, tables, parts, part_lse, page_size, max_seqlen_q, sm_scale)
+        live = int(qo_indptr[-1])  # rows behind it are the caller's
+        o[:live].copy_(o_copy[:live])
+        if lse is not None and lse_copy is not None:
+            lse[:live].copy_(lse_copy[:live])
+
+    return triton_decode_zeros
+
+
+def _launch(
+    kernels: Any,
+    q: Tensor,
+    kv_buffer: Tensor,
+    o: Tensor,
+    lse: Tensor | None,
+    tables: tuple[Tensor, Tensor, Tensor, Tensor],
+    parts: Tensor,
+    part_lse: Tensor,
+    page_size: int,
+    max_seqlen_q: int,
+    sm_scale: float,
+) -> None:
+    """Run both stages. Every program finds its request, its rows and its keys in the tables by itself."""
+    qo_indptr, kv_indptr, kv_indices, kv_last_page_lens = tables
+    num_heads, kv_lora_rank = o.shape[1:]
+    rope = q.shape[2] - kv_lora_rank
+    batch, num_kv_splits = kv_last_page_lens.shape[0], part_lse.shape[1]
+    latent_block = block(kv_lora_rank)
+    lanes = _lane_block(max_seqlen_q * num_heads, latent_block, work=batch * num_kv_splits)
+    keys = 64 if interpreted() else max(16, min(64, _TILE_BYTES // (latent_block * q.element_size())))
+    tiles = -(-max_seqlen_q * num_heads // lanes)
+    if batch * tiles == 0:
+        return  # no row belongs to anybody, and a grid may not be empty
+    kernels.attend_kernel[programs(batch * num_kv_splits * tiles)](
+        q,
+        kv_buffer,
+        parts,
+        part_lse,
+        qo_indptr,
+        kv_indptr,
+        kv_indices,
+        kv_last_page_lens,
+        batch,
+        num_heads,
+        kv_lora_rank,
+        rope,
+        page_size,
+        num_kv_splits,
+        tiles,
+        sm_scale,
+        *q.stride(),
+        kv_buffer.stride(0),
+        kv_buffer.stride(1),
+        kv_buffer.stride(3),
+        BLOCK_LANES=lanes,
+        BLOCK_KEYS=keys,
+        BLOCK_LATENT=latent_block,
+        BLOCK_ROPE=block(rope) if rope else 0,
+    )
+    kernels.merge_kernel[programs(batch * tiles)](
+        parts,
+        part_lse,
+        o,
+        o if lse is None else lse,
+        qo_indptr,
+        kv_indptr,
+        kv_last_page_lens,
+        batch,
+        num_heads,
+        kv_lora_rank,
+        page_size,
+        num_kv_splits,
+        tiles,
+        *o.stride(),
+        *((0, 0) if lse is None else lse.stride()),
+        HAS_LSE=lse is not None,
+        BLOCK_LANES=lanes,
+        BLOCK_LATENT=latent_block,
+    )
+
+
+def _lane_block(lanes: int, latent_block: int, *, work: int) -> int:
+    """How many lanes a program takes: what registers hold on a GPU, in the interpreter so many that few programs run.
+
+    work: the pieces that there are for each tile of lanes.
+    """
+    if interpreted():
+        return block(-(-lanes // max(1, PROGRAMS // max(1, work))), most=_MOST_ELEMENTS // latent_block)
+    return block(lanes, most=max(16, min(64, _TILE_BYTES // (4 * latent_block))))
+
+
+def _refuse(
+    q: Tensor, kv_buffer: Tensor, o: Tensor, lse: Tensor | None, tables: tuple[Tensor, ...], page_size: int
+) -> None:
+    """Raise ValueError for arguments that contradict each other. What the tables say is taken on trust.
+
+    Reading the tables here would stop the host until the device has caught up, once for every layer.
+    """
+    num_rows, num_heads, width = q.shape
+    if tuple(kv_buffer.shape[1:]) != (page_size, 1, width):
+        raise ValueError(f"pages of kv_buffer have shape {tuple(kv_buffer.shape[1:])}, wanted {(page_size, 1, width)}")
+    if tuple(o.shape[:2]) != (num_rows, num_heads) or o.shape[2] > width:
+        raise ValueError(f"o has shape {tuple(o.shape)}, which does not fit q of shape {tuple(q.shape)}")
+    if lse is not None and tuple(lse.shape) != (num_rows, num_heads):
+        raise ValueError(f"lse has shape {tuple(lse.shape)}, wanted {(num_rows, num_heads)}")
+    if not q.dtype == kv_buffer.dtype == o.dtype:
+        raise ValueError(f"q, kv_buffer and o are {q.dtype}, {kv_buffer.dtype} and {o.dtype}, wanted one dtype")
+    if lse is not None and lse.dtype != torch.float32:
+        raise ValueError(f"lse is {lse.dtype}, wanted torch.float32")
+    for table in tables:
+        if table.dtype != torch.int32 or not table.is_contiguous():
+            raise ValueError(f"an index list is {table.dtype} with stride {table.stride()}, wanted packed torch.int32")
+    outputs = (("o", o), *((("lse", lse),) if lse is not None else ()))
+    for name, output in outputs:
+        for source_name, source in (("q", q), ("kv_buffer", kv_buffer)):
+            if overlap(output, source):
+                raise ValueError(f"{name} overlaps {source_name}: it would be overwritten while it is still read")
+        if overlaps_itself(output):
+            raise ValueError(f"{name} overlaps itself: shape {tuple(output.shape)}, strides {output.stride()}")

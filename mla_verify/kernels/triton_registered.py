@@ -1,0 +1,57 @@
+"""Registrations of our own Triton kernels: both optimised forms beside the zero-filled forms that they replace."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mla_verify.kernel import Arithmetic, Kernel
+from mla_verify.kernels import triton_decode, triton_up_projection
+from mla_verify.registry import add
+
+__all__ = ["TRITON_KERNELS"]
+
+_CHECKED: Final = ("shapes", "dtypes", "overlap")
+# Weights are rounded to the cache's dtype before they meet the values; one correctly rounded division ends it.
+_DECODE: Final = Arithmetic(probabilities="input dtype", normalise="division")
+
+TRITON_KERNELS: Final = (
+    Kernel(
+        name="triton_up_projection",
+        contract="up-projection",
+        load=triton_up_projection.load_triton_up_projection,
+        summary="Triton, straight into out: any strides, interpreted on a CPU",
+        validates=_CHECKED,
+        baseline="triton_up_projection_copy",
+        source_files=("mla_verify/kernels/jitted/up_projection.py",),
+    ),
+    Kernel(
+        name="triton_up_projection_copy",
+        contract="up-projection",
+        load=triton_up_projection.load_triton_up_projection_copy,
+        summary="the same into zeros, copied into out: the form that it replaces",
+        validates=_CHECKED,
+        source_files=("mla_verify/kernels/jitted/up_projection.py",),
+    ),
+    Kernel(
+        name="triton_decode",
+        contract="decode",
+        load=triton_decode.load_triton_decode,
+        summary="Triton two-stage split-KV decode, output and scratch from torch.empty",
+        arithmetic=_DECODE,
+        validates=_CHECKED,
+        baseline="triton_decode_zeros",
+        source_files=("mla_verify/kernels/jitted/decode.py",),
+    ),
+    Kernel(
+        name="triton_decode_zeros",
+        contract="decode",
+        load=triton_decode.load_triton_decode_zeros,
+        summary="the same from torch.zeros, copied into o and lse: the form that it replaces",
+        arithmetic=_DECODE,
+        validates=_CHECKED,
+        source_files=("mla_verify/kernels/jitted/decode.py",),
+    ),
+)
+
+for _kernel in TRITON_KERNELS:
+    add(_kernel)
