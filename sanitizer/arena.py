@@ -144,6 +144,11 @@ class Arena:
         self._expected = {name: _metadata(tensor) for name, tensor in self.tensors().items()}
         self._storage = _storage_of(self._arena.data)
 
+    @property
+    def strips(self) -> Sequence[Strip]:
+        """The pages around the tensors that `fences` forbids; none where the arena has no fences."""
+        return tuple(self._strips)
+
     def fences(self) -> AbstractContextManager[None]:
         """Forbids all access to the pages around the tensors, for as long as a kernel runs."""
         return forbidden(self._strips)

@@ -14,7 +14,7 @@ thoroughly, because runs on damaged inputs say nothing about each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from sanitizer.arena import Arena
 from sanitizer.classification import classify
 from sanitizer.fatal import fatal_words
 from sanitizer.finding import Finding
+from sanitizer.observing import Observer
 from sanitizer.running import Call, Output, Run, Runner
 from sanitizer.secrets import Secret
 from sanitizer.stopwatch import Stopwatch
@@ -38,6 +39,7 @@ class Audit:
     by name, for the oracle; empty if a run raised. runs: the outputs of all runs, for a kernel that is not
     deterministic. blamed: per output a bool mask of elements that a finding names already. error: the first exception.
     intercepted, allocations, allocated_bytes: of the run under A, as far as torch's dispatcher sees them.
+    notes: what an observer saw that broke no clause.
     """
 
     findings: tuple[Finding, ...]
@@ -48,6 +50,7 @@ class Audit:
     intercepted: int = 0
     allocations: int = 0
     allocated_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def audit(
@@ -59,23 +62,33 @@ def audit(
     zeroed_workspace: bool = False,
     stopwatch: Stopwatch | None = None,
     returned_rules: Mapping[str, Tensor] | None = None,
+    observer: Observer | None = None,
 ) -> Audit:
     """Audit `call` on the problem that `arena` has loaded.
 
     workspaces: memory that the kernel declares as scratch, poisoned before every run; zero if `zeroed_workspace`.
     returned_rules: `Element` values of outputs that the kernel allocates itself, where they differ from the plan's.
+    observer: watches every run, and adds what it saw to the findings.
     """
     stopwatch = stopwatch or Stopwatch()
-    runner = Runner(call, arena, workspaces, zeroed_workspace, stopwatch)
+    runner = Runner(call, arena, workspaces, zeroed_workspace, stopwatch, observer)
+    result = _audited_in_full(runner, deterministic=deterministic, returned_rules=returned_rules or {})
+    if observer is None:
+        return result
+    findings, notes = observer.joined(result.findings)
+    return replace(result, findings=findings, notes=notes)
+
+
+def _audited_in_full(runner: Runner, *, deterministic: bool, returned_rules: Mapping[str, Tensor]) -> Audit:
+    arena = runner.arena
     arena.kept.begin()
-    rules = returned_rules or {}
     try:
-        result = _audited(runner, deterministic=deterministic, returned_rules=rules, thrifty=arena.huge)
+        result = _audited(runner, deterministic=deterministic, returned_rules=returned_rules, thrifty=arena.huge)
         if arena.huge and any(finding.clause == "containment" for finding in result.findings):
             # See Note [Thrift]: again, with every byte looked at after every run.
             arena.kept.end()
             arena.kept.begin()
-            thorough = _audited(runner, deterministic=deterministic, returned_rules=rules, thrifty=False)
+            thorough = _audited(runner, deterministic=deterministic, returned_rules=returned_rules, thrifty=False)
             if any(finding.clause == "containment" for finding in thorough.findings):
                 return thorough
         return result

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from sanitizer.fences import Strip
 from sanitizer.finding import Finding
 from sanitizer.interception import Interceptor, Scratch
 from sanitizer.plan import TensorPlan
@@ -21,6 +22,7 @@ class Scene:
     """One run as it begins: what the kernel is given, and what else there is.
 
     kept: allocations of earlier calls that the kernel holds on to. workspaces: declared scratch; secret, or zero.
+    strips: pages around the tensors that nobody may touch.
     """
 
     tensors: Mapping[str, Tensor]
@@ -29,6 +31,7 @@ class Scene:
     kept: Sequence[Scratch]
     workspaces: Sequence[Tensor]
     zeroed_workspace: bool
+    strips: Sequence[Strip] = ()
 
 
 class Observer(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from sanitizer.arena import Arena
 from sanitizer.finding import Finding
 from sanitizer.interception import Interceptor
+from sanitizer.observing import Observer, Scene
 from sanitizer.plan import Fills, TensorPlan
 from sanitizer.secrets import Secret, carrier_of, carrier_view, fill_with_secret
 from sanitizer.stopwatch import Stopwatch, synchronise
@@ -80,6 +82,7 @@ class Runner:
     workspaces: Callable[[], Sequence[Tensor]] | None
     zeroed_workspace: bool
     stopwatch: Stopwatch
+    observer: Observer | None = None
     _plans: dict[str, TensorPlan] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +117,7 @@ class Runner:
             secret, arena.device, handed_out=arena.handed_out, fence=arena.fence, marked=marked, tracking=tracking
         )
         stopwatch.lap("fill")
-        left = _called(self.call, tensors, interceptor, arena)
+        left = _called(self.call, tensors, interceptor, arena, self._observed(tensors, interceptor))
         stopwatch.lap("runs")
         stopwatch.move(interceptor.seconds, source="runs", target="intercept")
         findings = arena.layout_changes(tensors)
@@ -142,6 +145,19 @@ class Runner:
         findings += interceptor.guard_hits(arena.kept.scratches)
         stopwatch.lap("compare")
         return Run(secret, outputs, findings, frozenset(moved), left.error, interceptor)
+
+    def _observed(
+        self, tensors: dict[str, Tensor], interceptor: Interceptor
+    ) -> contextlib.AbstractContextManager[object]:
+        if self.observer is None:
+            return contextlib.nullcontext()
+        workspaces = () if self.workspaces is None else tuple(self.workspaces())
+        plans = {plan.name: plan for plan in self.arena.plans}
+        arena = self.arena
+        scene = Scene(
+            tensors, plans, interceptor, arena.kept.scratches, workspaces, self.zeroed_workspace, arena.strips
+        )
+        return self.observer.watching(scene)
 
     def _poison_workspaces(self, secret: Secret) -> None:
         if self.workspaces is None:
@@ -184,10 +200,16 @@ class Runner:
         )
 
 
-def _called(call: Call, tensors: dict[str, Tensor], interceptor: Interceptor, arena: Arena) -> Left:
+def _called(
+    call: Call,
+    tensors: dict[str, Tensor],
+    interceptor: Interceptor,
+    arena: Arena,
+    observed: contextlib.AbstractContextManager[object],
+) -> Left:
     """Call the kernel, with warnings recorded and never raised. This is the one place that catches everything."""
     try:
-        with warnings.catch_warnings(record=True), torch.no_grad(), interceptor, arena.fences():
+        with warnings.catch_warnings(record=True), torch.no_grad(), interceptor, observed, arena.fences():
             warnings.simplefilter("always")
             returned = call(dict(tensors))
             synchronise(arena.device)

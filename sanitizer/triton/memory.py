@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sanitizer.fences import Strip
 from sanitizer.geometry import extent_of, gap_mask, narrowed, preceding_element
 from sanitizer.indices import index_text
 from sanitizer.interception import Scratch
@@ -134,12 +135,32 @@ class Block:
                 self.flags[low:high][whole] = (self.flags[low:high][whole] & ~np.uint8(SECRET)) | FOREIGN
 
 
-def blocks_of(tensors: Mapping[str, Tensor], plans: Mapping[str, TensorPlan]) -> list[Block]:
-    """One block per storage that the tensors lie in, guards and gaps included."""
+def blocks_of(
+    tensors: Mapping[str, Tensor], plans: Mapping[str, TensorPlan], strips: Sequence[Strip] = ()
+) -> list[Block]:
+    """One block per storage that the tensors lie in, guards and gaps included; cut where it is fenced."""
     storages: dict[int, list[tuple[str, Tensor]]] = {}
     for name, tensor in tensors.items():
         storages.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
-    return [_block(base, members, plans) for base, members in storages.items() if base]
+    blocks = [_block(base, members, plans) for base, members in storages.items() if base]
+    return [piece for block in blocks for piece in _cut(block, strips)]
+
+
+def _cut(block: Block, strips: Sequence[Strip]) -> list[Block]:
+    """What `strips`, pages that nobody may touch, leave of a block."""
+    inside = sorted(strip for strip in strips if block.base <= strip[0] < block.end)
+    if not inside:
+        return [block]
+    begins = [block.base, *(first + length for first, length in inside)]
+    ends = [*(first for first, _ in inside), block.end]
+    pieces: list[Block] = []
+    for begin, end in zip(begins, ends, strict=True):
+        regions = [region for region in block.regions if begin <= region.start and region.end <= end]
+        if begin < end and regions:
+            piece = slice(begin - block.base, end - block.base)
+            expected = None if block.expected is None else block.expected[piece]
+            pieces.append(Block(begin, end - begin, block.flags[piece], regions, expected))
+    return pieces
 
 
 def _block(base: int, members: Iterable[tuple[str, Tensor]], plans: Mapping[str, TensorPlan]) -> Block:

@@ -91,7 +91,7 @@ class Recording:
         self._launches: list[tuple[int, str, Program]] = []  # first number, kernel, grid
         self._base = 0  # programs of the running launch have numbers above it
         self._synchronised: set[int] = set()
-        for block in blocks_of(scene.tensors, scene.plans):
+        for block in blocks_of(scene.tensors, scene.plans, scene.strips):
             self._add(block)
         for number, workspace in enumerate(scene.workspaces):
             if workspace.numel() and self._find(workspace.data_ptr()) is None:
@@ -303,7 +303,7 @@ class Recording:
         block = self._find(tensor.data_ptr())
         if block is None:
             return np.zeros(tuple(tensor.shape), dtype=np.bool_)
-        return (_elements(block.flags, tensor, block) & FOREIGN).astype(np.bool_)
+        return np.not_equal(_elements(block.flags, tensor, block) & FOREIGN, 0)
 
     def who(self, number: int) -> str:
         """The program with that number, in words."""
@@ -338,7 +338,7 @@ def _held(block: Block, addresses: Array, size: int) -> tuple[Array, Array]:
 
 def _lanes(flagged: Array, addresses: Array) -> Array:
     """[lanes] bool from flags per word, which are bytes where an access was not aligned."""
-    return flagged if flagged.size == addresses.size else flagged.reshape(addresses.size, -1).any(axis=1)
+    return flagged if flagged.size == addresses.size else np.asarray(flagged.reshape(addresses.size, -1).any(axis=1))
 
 
 def _elements(shadow: Array, tensor: Tensor, block: Block) -> Array:
@@ -347,4 +347,4 @@ def _elements(shadow: Array, tensor: Tensor, block: Block) -> Array:
         return np.zeros(tuple(tensor.shape), dtype=shadow.dtype)
     first = tensor.data_ptr() - block.base
     strides = tuple(stride * tensor.itemsize * shadow.itemsize for stride in tensor.stride())
-    return np.asarray(np.lib.stride_tricks.as_strided(shadow[first:], tuple(tensor.shape), strides))
+    return np.ndarray(tuple(tensor.shape), shadow.dtype, shadow, first * shadow.itemsize, strides)
