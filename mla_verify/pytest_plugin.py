@@ -25,7 +25,7 @@ PROFILES: Final[dict[str, dict[str, Any]]] = {
     "ci": {"max_examples": 200, "derandomize": True},
     "deep": {"max_examples": 2_000},
 }
-_DATABASE: Final = pytest.StashKey["ExampleDatabase | None"]()
+_DATABASE: Final[pytest.StashKey[ExampleDatabase | None]] = pytest.StashKey()
 _OWN_OPTIONS: Final = ("mla_kernels", "mla_cases")
 
 
