@@ -123,7 +123,7 @@ def check(
         clauses=tally.verdicts(findings, cut_short=search.cut_short),
         preconditions=kernel.preconditions,
         declarations=declarations_of(kernel),
-        notes=(*kernel.notes, *examiner.notes),
+        notes=(*kernel.notes, *examiner.notes, *tally.notes.values()),
         not_judged=tally.not_judged,
         findings=findings,
         deviations=tally.deviations(),
@@ -247,6 +247,7 @@ class _Search:
         if searching:
             tally.not_judged += shown.not_judged
             tally.intercepted += shown.intercepted
+            tally.note(shown.notes)
             tally.economy_runs += profiled and self.tally.kernel.allocations is not None
         findings = tally.unexcused(problem, shown.findings, count=searching)
         wanted = [

@@ -38,8 +38,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array inste
 @app.command("list")
 def list_kernels(device: Device = "cpu", json: AsJson = False) -> None:
     """Show every kernel: contract, device, and why one is unavailable here."""
+    from mla_verify.interpreting import interpret_on
     from mla_verify.listing import list_rows, print_rows
 
+    interpret_on(device)
     rows = list_rows(device=device)
     if json:
         typer.echo(json_module.dumps(rows, indent=2))
@@ -76,11 +78,13 @@ def check(
 ) -> None:
     """Fuzz kernels on every clause of their contract. Exit code 0: all hold; 1: a violation."""
     from mla_verify.checking import check_targets, isolation_named
+    from mla_verify.interpreting import interpret_on
 
     if examples < 1:
         raise UsageError(f"--examples must be at least 1, got {examples}")
     if everything == bool(targets):
         raise UsageError("name the kernels to check, or --all for every one that is available here, not both")
+    interpret_on(device)
     code = check_targets(
         targets or [],
         contract=contract,
@@ -111,8 +115,10 @@ def replay(
 ) -> None:
     """Run saved cases again. Exit code 0: they pass now; 1: one still fails; 3: one cannot run here."""
     from mla_verify.checking import isolation_named
+    from mla_verify.interpreting import interpret_on
     from mla_verify.replay_command import replay_command
 
+    interpret_on(device)
     code = replay_command(paths, kernel=kernel, device=device, isolation=isolation_named(isolation), as_json=json)
     raise typer.Exit(code)
 
@@ -144,11 +150,13 @@ def gate(
     from mla_verify.checking import isolation_named
     from mla_verify.gating import GateRequest, seconds_of
     from mla_verify.gating import gate as run_gate
+    from mla_verify.interpreting import interpret_on
 
     if budget is not None and examples is not None:
         raise UsageError("give --budget or --examples, not both: one of them ends the search")
     if examples is not None and examples < 1:
         raise UsageError(f"--examples must be at least 1, got {examples}")
+    interpret_on(device)
     request = GateRequest(
         targets=targets,
         contract=contract,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from mla_verify.contract import Contract, Expectation, Judgement, Placement
 from mla_verify.economy import measure_allocations
 from mla_verify.fencing import fence_of
+from mla_verify.interpreting import interpreting, recorder
 from mla_verify.kernel import Kernel
 from sanitizer.arena import Arena
 from sanitizer.audit import Audit, audit, audit_refusal
@@ -38,19 +39,34 @@ class Bench:
     fenced: bool = False
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
+    @property
+    def interpreted(self) -> bool:
+        """Whether the kernel runs in Triton's interpreter."""
+        return self.kernel.triton and self.device.type == "cpu"
+
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What one problem showed. `not_judged` counts elements for which no usable bound exists."""
+    """What one problem showed. `not_judged` counts elements for which no usable bound exists.
+
+    notes: what was seen without effect; what stands before a colon is alike for every problem.
+    """
 
     findings: tuple[Finding, ...]
     not_judged: int = 0
     intercepted: int = 0
     spoiled: bool = False  # the process can no longer be trusted: out of memory, or a broken device
+    notes: tuple[str, ...] = ()
 
 
 def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination:
     """Run every clause that can be decided on one problem. `economy` adds a profiled run."""
+    with interpreting(triton=bench.interpreted) as notes:
+        shown = _examined(problem, bench, economy=economy)
+    return replace(shown, notes=(*notes, *shown.notes))
+
+
+def _examined(problem: Any, bench: Bench, *, economy: bool) -> Examination:
     watch = bench.stopwatch
     watch.start()
     placement = bench.contract.place(problem, bench.kernel, bench.device)
@@ -79,9 +95,10 @@ def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination
         workspaces=lambda: _workspaces(state),
         zeroed_workspace="zeroed_workspace" in bench.kernel.preconditions,
         stopwatch=watch,
+        observer=recorder(triton=bench.interpreted),
     )
     if result.error is not None:
-        return Examination(result.findings, spoiled=spoils_process(result.error))
+        return Examination(result.findings, spoiled=spoils_process(result.error), notes=result.notes)
     findings = list(result.findings)
     not_judged = 0
     if result.outputs:
@@ -94,7 +111,7 @@ def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination
         not_judged = judgements[0].not_judged
     if economy and bench.kernel.allocations is not None:
         findings += measure_allocations(call, bench.arena, allowed=bench.kernel.allocations)
-    return Examination(tuple(findings), not_judged, result.intercepted)
+    return Examination(tuple(findings), not_judged, result.intercepted, notes=result.notes)
 
 
 def _judge(problem: Any, bench: Bench, result: Audit) -> list[Judgement]:

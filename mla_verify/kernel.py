@@ -79,6 +79,7 @@ class Kernel:
     limits: what may be drawn; None leaves everything free.
     baseline: the registered name of the form that this kernel replaced. The contract's own zero-filled copy is always
         compared as well.
+    triton: written in Triton. On a CPU it runs in Triton's interpreter, mended and with every access recorded.
     target: by what a worker process can load this kernel again (registered name, module:callable, file.py:callable);
         set by whoever resolves it. in_process: run in this process even where a worker could be used.
     allocations: how many pieces of memory one call may allocate; None declares nothing.
@@ -103,6 +104,7 @@ class Kernel:
     baseline: str | None = None
     target: str | None = None
     in_process: bool = False
+    triton: bool = False
     allocations: int | None = None
     source_files: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # shown beside the verdict, such as "stage 1 modelled"

@@ -63,13 +63,22 @@ def merged(
         clauses=clauses,
         preconditions=kernel.preconditions,
         declarations=declarations_of(kernel),
-        notes=(*kernel.notes, *_notes(replayed)),
+        notes=tuple(dict.fromkeys((*kernel.notes, *_first_of_kind(parts), *_notes(replayed)))),
         not_judged=sum(part.not_judged for part in ran),
         findings=_smallest(
             [*(finding for part in parts for finding in part.findings), *filter(None, map(_finding_of, replayed))]
         ),
         deviations=_summed(ran),
     )
+
+
+def _first_of_kind(parts: Sequence[Report]) -> Iterable[str]:
+    """The parts' notes, of each kind the first: what stands before a colon is alike for every problem."""
+    kinds: dict[str, str] = {}
+    for part in parts:
+        for note in part.notes:
+            kinds.setdefault(note.split(":", 1)[0], note)
+    return kinds.values()
 
 
 def _gravest(verdicts: Sequence[ClauseVerdict], nothing_ran: str) -> ClauseVerdict:

@@ -138,8 +138,10 @@ class KernelCollector(pytest.Collector):
         """One item per shard; ids depend on the command line alone, so that xdist's workers agree."""
         from mla_verify.devices import resolve_device
         from mla_verify.errors import UsageError
+        from mla_verify.interpreting import interpret_on
         from mla_verify.registry import resolve
 
+        interpret_on(_option(self.config, "mla_device"))
         try:
             kernel = resolve(self.name, contract=_option(self.config, "mla_contract"))
             resolve_device(_option(self.config, "mla_device"))

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from mla_verify.devices import one_thread_for_good
 from mla_verify.errors import Unavailable, UsageError
 from mla_verify.examine import Bench, Examination, examine
+from mla_verify.interpreting import interpret_on
 from mla_verify.loading import open_bench
 from mla_verify.registry import resolve
 from mla_verify.watchdog import Watchdog
@@ -49,6 +50,7 @@ def serve(arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 def _open(arguments: Mapping[str, Any], benches: list[Bench]) -> dict[str, Any]:
     one_thread_for_good(arguments["device"])
+    interpret_on(arguments["device"])
     try:
         kernel = resolve(arguments["target"], contract=arguments["contract"])
         bench = open_bench(kernel, device=arguments["device"])
@@ -89,4 +91,5 @@ def examination_from_json(data: Mapping[str, Any]) -> Examination:
         not_judged=int(data["not_judged"]),
         intercepted=int(data["intercepted"]),
         spoiled=bool(data["spoiled"]),
+        notes=tuple(map(str, data["notes"])),
     )

@@ -24,8 +24,14 @@ class Tally:
     not_judged: int = 0
     intercepted: int = 0
     economy_runs: int = 0
+    notes: dict[str, str] = field(default_factory=dict[str, str])  # what stands before a colon → the first such note
     matched: dict[int, int] = field(default_factory=dict[int, int])
     deviated: dict[int, int] = field(default_factory=dict[int, int])
+
+    def note(self, notes: Sequence[str]) -> None:
+        """Remember the first note of each kind."""
+        for note in notes:
+            self.notes.setdefault(note.split(":", 1)[0], note)
 
     def quarantines(self, problem: Any) -> bool:
         """Whether a known deviation forbids launching this problem; counts it as matched."""
@@ -86,7 +92,10 @@ class Tally:
         if known is not None:
             return ClauseVerdict("known", known)
         if cut_short:
-            return ClauseVerdict("not checked", f"given up after {self.examples} examples: it keeps taking its process down, and time with it")
+            return ClauseVerdict(
+                "not checked",
+                f"given up after {self.examples} examples: it keeps taking its process down, and time with it",
+            )
         reason = self._not_checked(clause)
         return ClauseVerdict("not checked", reason) if reason else ClauseVerdict("pass")
 

@@ -21,6 +21,7 @@ TRITON_KERNELS: Final = (
         load=triton_up_projection.load_triton_up_projection,
         summary="Triton, straight into out: any strides, interpreted on a CPU",
         validates=_CHECKED,
+        triton=True,
         baseline="triton_up_projection_copy",
         source_files=("mla_verify/kernels/jitted/up_projection.py",),
     ),
@@ -30,6 +31,7 @@ TRITON_KERNELS: Final = (
         load=triton_up_projection.load_triton_up_projection_copy,
         summary="the same into zeros, copied into out: the form that it replaces",
         validates=_CHECKED,
+        triton=True,
         source_files=("mla_verify/kernels/jitted/up_projection.py",),
     ),
     Kernel(
@@ -39,6 +41,7 @@ TRITON_KERNELS: Final = (
         summary="Triton two-stage split-KV decode, output and scratch from torch.empty",
         arithmetic=_DECODE,
         validates=_CHECKED,
+        triton=True,
         baseline="triton_decode_zeros",
         source_files=("mla_verify/kernels/jitted/decode.py",),
     ),
@@ -49,6 +52,7 @@ TRITON_KERNELS: Final = (
         summary="the same from torch.zeros, copied into o and lse: the form that it replaces",
         arithmetic=_DECODE,
         validates=_CHECKED,
+        triton=True,
         source_files=("mla_verify/kernels/jitted/decode.py",),
     ),
 )
