@@ -16,6 +16,7 @@ from rich.text import Text
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mla_verify.bench_sandbox import SandboxRow, print_sandbox_rows, sandbox_row
 from mla_verify.check import check
 from mla_verify.devices import one_thread, resolve_device
 from mla_verify.drawing import drawn_into
@@ -130,13 +131,19 @@ def bench_rows(contract: str | None, *, device: str, repeats: int) -> dict[str, 
     names = [contract] if contract else list(LIMITS)
     phases: list[PhaseRow] = []
     rates: list[RateRow] = []
+    sandboxes: list[SandboxRow] = []
     for name in names:
         kernel = resolve(_KERNELS[name])
         bench = open_bench(kernel, device=device)
         with one_thread(bench.device):
             phases += [_phases(bench, label, problem, repeats) for label, problem in _PROBLEMS[name]]
             rates.append(_rate(kernel, device))
-    return {"phases": [asdict(row) for row in phases], "rates": [asdict(row) for row in rates]}
+            sandboxes.append(sandbox_row(_small(kernel), device))
+    return {
+        "phases": [asdict(row) for row in phases],
+        "rates": [asdict(row) for row in rates],
+        "sandbox": [asdict(row) for row in sandboxes],
+    }
 
 
 def _phases(bench: Bench, label: str, problem: Problem, repeats: int) -> PhaseRow:
@@ -213,9 +220,14 @@ def _rate(kernel: Kernel, device: str) -> RateRow:
     return rounds[_RATE_ROUNDS // 2]
 
 
-def _rate_once(kernel: Kernel, device: str) -> RateRow:
+def _small(kernel: Kernel) -> Kernel:
+    """The same kernel, asked for small valid problems only."""
     limits = replace(_SMALL_LIMITS[kernel.contract], dtypes=limits_of(kernel).dtypes)
-    small = replace(kernel, limits=limits, validates=(), known_deviations=())
+    return replace(kernel, limits=limits, validates=(), known_deviations=())
+
+
+def _rate_once(kernel: Kernel, device: str) -> RateRow:
+    small = _small(kernel)
     bench = open_bench(small, device=device)
     floor = _Floor(bench)
     run = drawn_into(
@@ -313,3 +325,5 @@ def print_bench(rows: dict[str, list[dict[str, Any]]], *, to: Console | None = N
         rates.add_row(row["contract"], str(row["examples"]), *figures)
     out.print(rates)
     out.print(Text("rate/floor: (drawing + bare runs + oracle) / check, from this run", style="dim"))
+    out.print()
+    print_sandbox_rows(rows["sandbox"], to=out)

@@ -97,7 +97,7 @@ class Sandboxed:
         self._warm_up_limit = 0.0  # raised once a warm-up has turned out to be slow, not hung
         self._opened = False
         self.why_not = ""
-        self.notes = () if device == "cpu" else (_NO_FENCES,)
+        self.notes: tuple[str, ...] = () if device == "cpu" else (_NO_FENCES,)
         self.lost = 0.0
         self._hangs = False
         self._open()
@@ -129,8 +129,13 @@ class Sandboxed:
             return Examination((Finding("survival", tensor, elements, _words(answer, limit)),), spoiled=True)
         return examination_from_json(answer)
 
+    def replace_worker(self) -> None:
+        """Kill the worker, and load the kernel in a new one."""
+        self._sandbox.drop()
+        self._open()
+
     def close(self) -> None:
-        """End the worker, and the server behind it."""
+        """End the worker."""
         self._sandbox.close()
         if self._journal is not None:
             self._journal(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 import torch
@@ -18,7 +19,8 @@ def fatal_words(error: BaseException | None) -> str | None:
     if isinstance(error, SystemExit):
         return f"the kernel ended the process: SystemExit({error.code!r})"
     words = str(error).strip().split("\n", 1)[0]
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in words:
+    no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in words
+    if no_memory or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return f"the kernel ran out of memory: {type(error).__name__}: {words}"
     if isinstance(error, RuntimeError) and words.startswith(_DEVICE_ERRORS):
         return f"the kernel broke the device: {words}"

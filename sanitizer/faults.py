@@ -3,8 +3,9 @@
 Two sides share a file. The process that runs kernels notes in it what lies between fences, and has its signal handler
 write down the fault. Whoever started the process reads both after its death.
 
-Note [Fault handler]: the handler is a few instructions of machine code. One written in Python would need the interpreter's lock:
-a thread of OpenMP that faults while the main thread holds the lock, and waits for the thread, would wait for ever.
+Note [Fault handler]: the handler is a few instructions of machine code. One written in Python would need the
+interpreter's lock: a thread of OpenMP that faults while the main thread holds the lock, and waits for the thread, would
+wait for ever.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class _ForkServer:
     def fork(self, setup: Mapping[str, Any]) -> _Worker:
         """A new worker."""
         ours, theirs = socket.socketpair()
-        files = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        files = _files()
         with theirs, self._one_at_a_time:
             send(self._control, {"setup": setup})
             descriptors = [theirs.fileno(), *(file.fileno() for file in files)]
@@ -302,14 +302,19 @@ class _ForkServer:
             self._process.wait()
 
 
+def _files() -> tuple[IO[bytes], IO[bytes]]:
+    """Nameless files for what a worker writes and for its fault; closed when it is buried."""
+    return tempfile.TemporaryFile(), tempfile.TemporaryFile()
+
+
 def _told_where(setup: Mapping[str, Any]) -> dict[str, Any]:
-    """`setup` with what a server that was started earlier cannot know: the folder we are in, and where we import from."""
+    """`setup` with what a server that was started earlier cannot know: our folder, and where we import from."""
     return {**setup, "folder": os.getcwd(), "path": _import_path()}
 
 
 def _spawn(setup: Mapping[str, Any]) -> _Worker:
     ours, theirs = socket.socketpair()
-    files = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    files = _files()
     with theirs:
         descriptors = (theirs.fileno(), *(file.fileno() for file in files))
         process = subprocess.Popen(

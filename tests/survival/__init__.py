@@ -1,0 +1,1 @@
+"""Kernels that take their process down, in every way that we know of."""
