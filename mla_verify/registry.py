@@ -47,6 +47,7 @@ _SHIPPED: Final = (
     "mla_verify.kernels.shipped",
     "mla_verify.kernels.triton_registered",
     "mla_verify.kernels.vllm_adapters",
+    "mla_verify.kernels.vllm_triton",
 )
 _REGISTRATION_FIELDS: Final = frozenset(field.name for field in fields(Kernel)) - {
     "name",
