@@ -1,4 +1,4 @@
-"""What a process of its own costs a check: the rate of sandboxed small problems, and the replacement of a dead worker."""
+"""What a process of its own costs a check: the rate of small problems in a worker, and replacing a dead one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _DEATHS: Final = 50
 class SandboxRow:
     """Small problems, by the clock: two processes take part.
 
-    check, sandboxed: milliseconds per example of a whole check with the kernel in this process, and in a worker, between
-    fences on a CPU; medians of several rounds. sandboxed_over_check: the second rate over the first. replacing:
+    check, sandboxed: milliseconds per example of a whole check with the kernel in this process, and in a worker,
+    between fences on a CPU; medians of several rounds. sandboxed_over_check: the second rate over the first. replacing:
     milliseconds, median, from the kill of a worker until the next one has loaded the kernel.
     """
 
