@@ -27,7 +27,7 @@ from mla_verify.progress import gate_progress
 from mla_verify.registry import resolve
 from mla_verify.replaying import Replayed, Replayer, is_case_of
 from mla_verify.report import ClauseVerdict, Report, ReportedFinding
-from mla_verify.shards import Crashed, Shard, ShardResults, run_shards, shards_of
+from mla_verify.shards import SHARDS, Crashed, Shard, ShardResults, run_shards, shards_of
 from mla_verify.table import print_reports
 from sanitizer.finding import CLAUSES
 
@@ -122,7 +122,11 @@ def _saved_cases(folder: Path | None, kernels: Sequence[Kernel]) -> list[tuple[i
 
 
 def _shards(kernels: Sequence[Kernel], request: GateRequest) -> list[Shard]:
-    """All shards, a first of every kernel before a second of any: under a budget each kernel gets its turn."""
+    """All shards, a first of every kernel before a second of any: under a budget each kernel gets its turn.
+
+    Under a budget there are no more than keep every process busy: each begins with seconds of loading.
+    """
+    busy = -(-len(_devices(request.device)) // max(len(kernels), 1))
     per_kernel = [
         shards_of(
             index,
@@ -131,6 +135,7 @@ def _shards(kernels: Sequence[Kernel], request: GateRequest) -> list[Shard]:
             examples=request.examples or _ENDLESS,
             seed=request.seed,
             alone=request.isolation == "none" or kernel.in_process,
+            shards=SHARDS if request.examples else min(SHARDS, busy),
         )
         for index, kernel in enumerate(kernels)
     ]

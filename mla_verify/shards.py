@@ -62,9 +62,11 @@ class ShardResults:
     interrupted: bool = False
 
 
-def shards_of(kernel: int, *, target: str, contract: str, examples: int, seed: int, alone: bool) -> list[Shard]:
-    """The shares of one kernel: `examples` split over at most SHARDS seeds that follow from `seed`."""
-    shares = [examples // SHARDS + (number < examples % SHARDS) for number in range(SHARDS)]
+def shards_of(
+    kernel: int, *, target: str, contract: str, examples: int, seed: int, alone: bool, shards: int = SHARDS
+) -> list[Shard]:
+    """The shares of one kernel: `examples` split over at most so many seeds, which follow from `seed`."""
+    shares = [examples // shards + (number < examples % shards) for number in range(shards)]
     return [
         Shard(
             kernel=kernel,

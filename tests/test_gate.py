@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from mla_verify.cases import Case, case_text, load_case
 from mla_verify.changes import changed_files, is_touched
@@ -27,6 +29,7 @@ from mla_verify.merging import merged
 from mla_verify.registry import resolve
 from mla_verify.report import ClauseVerdict, DeviationReport, Report, ReportedFinding
 from mla_verify.shards import SHARDS, shards_of
+from mla_verify.table import print_reports
 from sanitizer.finding import CLAUSES
 from strategies.problems import UpProjectionProblem
 
@@ -402,3 +405,41 @@ def test_files_asked_for_are_written(repository: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert summary.read_text().startswith("before\n### mla-verify")
     assert ElementTree.parse(repository / "junit.xml").getroot().tag == "testsuites"
+
+
+def test_ctrl_c_after_a_failure_reports_and_keeps_it(repository: Path) -> None:
+    """What has been found makes it exit code 1, in the report and as a case."""
+    (repository / "first.py").write_text(FAULTY)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mla_verify", "gate", "first.py:mine", "--budget", "1h", "--json", "--cases", "cases"],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list((repository / "cases").glob("*.json")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 1, stdout + stderr
+    (report,) = json.loads(stdout)
+    assert report["clauses"]["coverage"] == "fail"
+    assert Path(repository / report["findings"][0]["case"]).exists()
+
+
+def test_a_stale_deviation_names_the_registration_to_delete() -> None:
+    """The message has the kernel, the clause and the reason of the declaration that must go."""
+    stream = StringIO()
+    stale = DeviationReport("agreement", "zero at two tokens", "", 60, 0, quarantined=False)
+    report = part(ClauseVerdict("pass"), kernel="mine", deviations=(stale,))
+    print_reports([report], to=Console(file=stream, width=200))
+    (line,) = [line for line in stream.getvalue().splitlines() if "STALE" in line]
+    for word in ("agreement", "delete", "KnownDeviation", "registration of mine", "zero at two tokens"):
+        assert word in line
