@@ -61,7 +61,7 @@ def test_every_way_to_die_is_a_finding_at_its_smallest_trigger(
     if name == "loops":
         request.getfixturevalue("hasty")
     words = {way.__name__: words for way, words in WAYS.items()}[name]
-    report = checked(name, cases=tmp_path)
+    report = checked(f"{name}_at_three_heads", cases=tmp_path)
     (finding,) = report.findings
     assert (finding.clause, report.exit_code) == ("survival", ExitCode.VIOLATION)
     assert words in finding.detail
@@ -83,12 +83,13 @@ def test_a_kernel_that_kills_the_server_of_workers_is_found() -> None:
 def test_a_segmentation_fault_is_shrunk_to_its_exact_threshold() -> None:
     """Seven tokens, where six are harmless."""
     (finding,) = checked("segfaults_at_seven_tokens").findings
+    assert finding.detail == "the kernel was killed by SIGSEGV"
     assert finding.problem == UpProjectionProblem(num_tokens=TOKENS)
 
 
 def test_the_run_goes_on_with_other_clauses_and_kernels() -> None:
     """After a death the rest of the examples is run, and the other clauses keep their verdicts."""
-    report = checked("segfaults")
+    report = checked("segfaults_at_three_heads")
     assert report.examples == EXAMPLES
     assert report.clauses["coverage"].verdict == "pass"
 

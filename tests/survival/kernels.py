@@ -96,10 +96,8 @@ def _kernel(name: str, misbehaves: Callable[..., None], due: Callable[[Tensor], 
     return Kernel(name=name, contract="up-projection", load=lambda: call, limits=_LIMITS)
 
 
-for _way in WAYS:
-    globals()[_way.__name__] = _kernel(_way.__name__, _way, lambda x: x.shape[1] >= HEADS)
+for _way in (*WAYS, kills_its_parent):
+    _name = f"{_way.__name__}_at_three_heads"
+    globals()[_name] = _kernel(_name, _way, lambda x: x.shape[1] >= HEADS)
 
-kills_its_parent_at_three_heads: Final = _kernel(
-    "kills_its_parent_at_three_heads", kills_its_parent, lambda x: x.shape[1] >= HEADS
-)
 segfaults_at_seven_tokens: Final = _kernel("segfaults_at_seven_tokens", segfaults, lambda x: x.shape[0] >= TOKENS)
