@@ -15,15 +15,15 @@ Kind = Literal["secret", "stray", "load nowhere", "store nowhere", "race", "unor
 
 _SHOWN: Final = 3  # programs that are named; the rest are counted
 
-# What is said of n elements at a place. "{programs}" and "{others}" are lists of program ids.
+# What one or several programs do to n elements at a place.
 _WORDS: Final[dict[str, str]] = {
-    "secret": "loads {n} of {tensor} before anything was stored there, from {place} on",
-    "stray": "stores {n} outside the outputs, from {place} on",
-    "load nowhere": "loads {n} from memory that belongs to no tensor, the nearest {place}",
-    "store nowhere": "stores {n} to memory that belongs to no tensor, the nearest {place}",
-    "race": "stores other values than {others} did in the same launch to {n}, from {place} on",
-    "unordered": "loads {n} that {others} stored in the same launch, with no atomic between, from {place} on",
-    "twice": "stores what {others} had stored already in the same launch to {n}, from {place} on",
+    "secret": "{load} {n} of {tensor} that hold no input and that nothing was stored to before, from {place} on",
+    "stray": "{store} {n} outside the outputs, from {place} on",
+    "load nowhere": "{load} {n} from memory that belongs to no tensor, the nearest {place}",
+    "store nowhere": "{store} {n} to memory that belongs to no tensor, the nearest {place}",
+    "race": "{store} other values than {others} did in the same launch to {n}, from {place} on",
+    "unordered": "{load} {n} that {others} stored in the same launch, with no atomic between, from {place} on",
+    "twice": "{store} what {others} had stored already in the same launch to {n}, from {place} on",
 }
 # The clause that an event breaks by itself: no secret can show it on a machine that runs one program at a time, or
 # the access was kept from happening.
@@ -43,22 +43,25 @@ _EXPLAINS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """One kind of access by one jitted function to one tensor, over all programs of the recorded runs."""
+    """One kind of access by one jitted function to one tensor, over all programs of the run that first showed it."""
 
     kind: Kind
     kernel: str
     tensor: str
     place: str
+    run: int
     elements: int = 0
     programs: dict[Program, None] = field(default_factory=dict[Program, None])
     others: dict[Program, None] = field(default_factory=dict[Program, None])
-    launches: set[int] = field(default_factory=set[int])
 
     @property
     def words(self) -> str:
         """The event as a sentence that names kernel and programs."""
         count = f"{self.elements} element{'s' if self.elements > 1 else ''}"
-        said = _WORDS[self.kind].format(n=count, tensor=self.tensor, place=self.place, others=program_text(self.others))
+        load, store = ("load", "store") if len(self.programs) > 1 else ("loads", "stores")
+        said = _WORDS[self.kind].format(
+            n=count, tensor=self.tensor, place=self.place, others=program_text(self.others), load=load, store=store
+        )
         return f"{self.kernel} {program_text(self.programs)} {said}"
 
     @property
@@ -87,13 +90,16 @@ class Events:
         place: str,
         elements: int,
         program: Program,
+        run: int,
         others: Iterable[Program] = (),
     ) -> None:
-        """Count one access; its place is told by the first of its kind."""
+        """Count one access. Its place is told by the first of its kind; later runs only repeat it."""
         key = (kind, kernel, tensor)
         event = self._seen.get(key)
         if event is None:
-            event = self._seen[key] = Event(kind, kernel, tensor, place)
+            event = self._seen[key] = Event(kind, kernel, tensor, place, run)
+        if event.run != run:
+            return
         event.elements += elements
         event.programs[program] = None
         event.others.update(dict.fromkeys(others))

@@ -58,12 +58,13 @@ class Region:
 
     def words(self, address: int) -> str:
         """Where `address` is, seen from this tensor: an element, a stride gap, or so many bytes outside."""
+        name = self.name.split(" (", 1)[0]  # a scratch is told apart by its number
         if address >= self.end:
-            return f"{address - self.end} bytes past the end of {self.name}"
+            return f"{address - self.end} bytes past the end of {name}"
         if address < self.start:
-            return f"{self.start - address} bytes before the beginning of {self.name}"
+            return f"{self.start - address} bytes before the beginning of {name}"
         place = (address - self.start) // self.itemsize
-        beside = index_text(self.name, preceding_element(self.shape, self.strides, place))
+        beside = index_text(name, preceding_element(self.shape, self.strides, place))
         gaps = gap_mask(self.shape, self.strides, torch.device("cpu"))
         return f"the stride gap behind {beside}" if bool(gaps[place]) else beside
 

@@ -39,9 +39,9 @@ from sanitizer.triton.memory import (
 
 __all__ = ["Recorder", "Recording"]
 
-# Runs under these secrets are recorded; in the others accesses are only kept within known memory. Under zero, memory
-# that torch has cleared looks like memory that nobody touched.
-_RECORDED: Final = (Secret.A, Secret.B)
+# Runs under this secret are recorded; in the others accesses are only kept within known memory. Under the others,
+# zeros and small integers that a torch operator wrote look like memory that nobody touched.
+_RECORDED: Final = Secret.A
 
 
 class Recorder:
@@ -49,18 +49,19 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events = Events()
-        self.recording: Recording | None = None  # of the last recorded run under the first secret
+        self._runs = 0
+        self.recording: Recording | None = None  # of the last recorded run
 
     @contextlib.contextmanager
     def watching(self, scene: Scene) -> Generator[Recording, None, None]:
         """Record one call; launches within it are seen, whatever started them."""
         interpreter = importlib.import_module("triton.runtime.interpreter")
-        secret = scene.interceptor.secret
-        recorded = secret in _RECORDED and not scene.interceptor.marked
-        recording = Recording(scene, self.events, recorded=recorded)
+        recorded = scene.interceptor.secret is _RECORDED and not scene.interceptor.marked
+        self._runs += 1
+        recording = Recording(scene, self.events, run=self._runs, recorded=recorded)
         with hooked(interpreter, recording):
             yield recording
-        if recorded and (secret is Secret.A or self.recording is None):
+        if recorded:
             self.recording = recording
 
     def joined(self, findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
@@ -76,11 +77,12 @@ class Recorder:
 class Recording:
     """The maps of one run: every block of memory, and who stored what in it."""
 
-    def __init__(self, scene: Scene, events: Events, *, recorded: bool) -> None:
+    def __init__(self, scene: Scene, events: Events, *, run: int, recorded: bool) -> None:
         self.secret = scene.interceptor.secret
         self.recorded = recorded
         self._scene = scene
         self._events = events
+        self._run = run
         self._blocks: list[Block] = []
         self._starts: list[int] = []
         self._last: Block | None = None
@@ -91,6 +93,8 @@ class Recording:
         self._launches: list[tuple[int, str, Program]] = []  # first number, kernel, grid
         self._base = 0  # programs of the running launch have numbers above it
         self._synchronised: set[int] = set()
+        # Between fences a storage begins with pages that are no part of any block.
+        self._given = {tensor.untyped_storage().data_ptr() for tensor in scene.tensors.values()}
         for block in blocks_of(scene.tensors, scene.plans, scene.strips):
             self._add(block)
         for number, workspace in enumerate(scene.workspaces):
@@ -121,7 +125,7 @@ class Recording:
                 self._add(scratch_block(scratch, known=False))
         for name, tensor in arguments.items():
             storage = tensor.untyped_storage()
-            if storage.nbytes() and self._find(storage.data_ptr()) is None:
+            if storage.nbytes() and storage.data_ptr() not in self._given and self._find(storage.data_ptr()) is None:
                 block = argument_block(f"argument {name}", tensor)
                 self._of_launch.append(block)
                 self._add(block)
@@ -213,6 +217,7 @@ class Recording:
                 place=place,
                 elements=outside.size,
                 program=self._running,
+                run=self._run,
             )
         return inside
 
@@ -284,6 +289,7 @@ class Recording:
                 place="" if told else region.words(int(mine.min())),
                 elements=mine.size,
                 program=self._running,
+                run=self._run,
                 others=others,
             )
 
@@ -297,13 +303,20 @@ class Recording:
             return np.zeros(tuple(tensor.shape), dtype=np.uint32), np.zeros(tuple(tensor.shape), dtype=np.int32)
         return _elements(block.counts, tensor, block), _elements(block.owner, tensor, block)
 
+    def stored(self, name: str) -> Array:
+        """[*shape] bool: elements whose first byte a program has stored."""
+        return self._flagged(name, STORED)
+
     def foreign(self, name: str) -> Array:
         """[*shape] bool: elements that something other than a recorded program wrote."""
+        return self._flagged(name, FOREIGN)
+
+    def _flagged(self, name: str, flag: int) -> Array:
         tensor = self._scene.tensors[name]
         block = self._find(tensor.data_ptr())
         if block is None:
             return np.zeros(tuple(tensor.shape), dtype=np.bool_)
-        return np.not_equal(_elements(block.flags, tensor, block) & FOREIGN, 0)
+        return np.not_equal(_elements(block.flags, tensor, block) & flag, 0)
 
     def who(self, number: int) -> str:
         """The program with that number, in words."""

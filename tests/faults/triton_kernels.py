@@ -4,7 +4,7 @@ TRITON_INTERPRET=1 has to be set before this module is imported.
 """
 
 # No `from __future__ import annotations`: the interpreter compares the annotation `tl.constexpr` with the type itself.
-# pyright: basic
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -210,6 +210,7 @@ def merge_kernel(
     part_lse_ptr,
     o_ptr,
     lse_ptr,
+    num_heads,
     latent,
     o_row,
     o_head,
@@ -222,7 +223,7 @@ def merge_kernel(
     """Merge every split of one head of one request."""
     request, head = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, LANES)
-    place = (request * tl.num_programs(1) + head) * SPLITS
+    place = (request * num_heads + head) * SPLITS
     each = tl.arange(0, SPLITS)
     lse = tl.load(part_lse_ptr + place + each)
     peak = tl.max(lse, axis=0)
@@ -285,6 +286,7 @@ def _attend(
         part_lse,
         o,
         lse,
+        heads,
         latent,
         *o.stride(),
         *lse.stride(),
