@@ -74,7 +74,9 @@ def _examined(problem: Any, bench: Bench, *, economy: bool) -> Examination:
     bench.arena.load(placement.tensors, fence=fence_of(problem, bench.kernel) if bench.fenced else None)
     watch.lap("fill")
     if problem.invalid is not None:
-        refused = audit_refusal(_prepared_call(bench, placement), bench.arena)
+        refused = audit_refusal(
+            _prepared_call(bench, placement), bench.arena, observer=recorder(triton=bench.interpreted)
+        )
         return Examination(refused.findings, spoiled=spoils_process(refused.error))
     state: Any = None
     if bench.kernel.prepare is not None:

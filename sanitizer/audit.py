@@ -156,12 +156,13 @@ def audit_refusal(
     workspaces: Callable[[], Sequence[Tensor]] | None = None,
     zeroed_workspace: bool = False,
     stopwatch: Stopwatch | None = None,
+    observer: Observer | None = None,
 ) -> Audit:
     """Run an invalid problem once: a kernel has to raise, with every byte as it was.
 
     `error` is what it raised. Accepting the problem is a finding, and so is having written before refusing it.
     """
-    runner = Runner(call, arena, workspaces, zeroed_workspace, stopwatch or Stopwatch())
+    runner = Runner(call, arena, workspaces, zeroed_workspace, stopwatch or Stopwatch(), observer)
     arena.kept.begin()
     try:
         run = runner.run(Secret.A, outputs_may_change=False)
