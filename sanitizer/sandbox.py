@@ -2,7 +2,7 @@
 
 Note [Servers]: workers that are forked come from a server with everything imported. Starting one takes over a second,
 so all sandboxes of a process with the same preloaded modules and the same environment share one. It ends with the
-process, and sooner where nobody uses it and another environment is asked for.
+process, and sooner where nobody uses it and another environment is asked for. Each sandbox has a branch of it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Sandbox:
         self._setup = {"service": service, "arguments": arguments, "memory": memory}
         self._start: Literal["fork", "spawn"] = start
         self._preload = tuple(preload)
-        self._server: _ForkServer | None = None
+        self._branch: _Branch | None = None
         self._worker: _Worker | None = None
         self.deaths = 0
 
@@ -99,7 +99,7 @@ class Sandbox:
             return self._bury("exit", "")
         if not isinstance(message, Mapping) or not message.keys() & {"answer", "broken"}:
             return self._bury("garbled", "wrote into the answer's socket")
-        if worker.server is not None and not worker.server.alive():
+        if worker.branch is not None and not worker.branch.alive():
             # Both would die in a moment, and the next request be blamed for it.
             return self._bury("exit", "")
         if "broken" in message:
@@ -120,9 +120,12 @@ class Sandbox:
     def close(self) -> None:
         """End the worker; the server behind it stays for other sandboxes. See Note [Servers]."""
         self.drop()
-        if self._server is not None:
-            self._server.users -= 1
-            self._server = None
+        self._cut_branch()
+
+    def _cut_branch(self) -> None:
+        if self._branch is not None:
+            self._branch.close()
+            self._branch = None
 
     def _living(self) -> _Worker:
         if self._worker is None:
@@ -140,14 +143,13 @@ class Sandbox:
     def _launch(self) -> _Worker:
         if self._start == "spawn":
             return _spawn(self._setup)
-        for _ in range(2):  # a kernel may have killed the server: then one more is started
-            if self._server is None or self._server.closed:
-                self._server = _server_with(self._preload)
-                self._server.users += 1
+        for _ in range(2):  # a kernel may have killed the branch, or the server: then there is another
             try:
-                return self._server.fork(_told_where(self._setup))
+                if self._branch is None:
+                    self._branch = _server_with(self._preload).branch()
+                return self._branch.fork(_told_where(self._setup))
             except (OSError, EOFError, Garbled, TimedOut):
-                self._server.close()
+                self._cut_branch()
         raise ServiceBroken("the server of workers cannot be kept alive")
 
     def _bury(self, kind: Literal["signal", "exit", "timeout", "garbled"], how: str) -> Death:
@@ -160,8 +162,8 @@ class Sandbox:
         worker.close()
         if kind != "exit":
             return Death(kind, how, stderr)
-        if worker.server is not None and not worker.server.alive():
-            worker.server.close()
+        if worker.branch is not None and not worker.branch.alive():
+            self._cut_branch()
             return Death("exit", "killed the process that had started it", stderr)
         if status is None or status == LOST_ITS_SOCKET << 8:
             return Death("exit", "closed its socket to the parent", stderr)
@@ -178,7 +180,7 @@ class _Worker:
     sock: socket.socket
     stderr: IO[bytes]
     faults: IO[bytes]
-    server: _ForkServer | None
+    branch: _Branch | None
     process: subprocess.Popen[bytes] | None
 
     def end(self, *, seconds: float) -> int | None:
@@ -197,10 +199,10 @@ class _Worker:
             except subprocess.TimeoutExpired:
                 return None
             return -code if code < 0 else code << 8
-        if self.server is None:
+        if self.branch is None:
             return None
         try:
-            return self.server.wait(self.pid, seconds)
+            return self.branch.wait(self.pid, seconds)
         except (OSError, EOFError, Garbled, TimedOut):
             return None
 
@@ -216,6 +218,104 @@ class _Worker:
         self.faults.close()
 
 
+class _Line:
+    """A socket to a process that answers one question at a time."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._one_at_a_time = threading.Lock()
+
+    def ask(self, question: Mapping[str, Any], descriptors: Sequence[int] = (), *, seconds: float = 0.0) -> Any:
+        """The answer, which may take so long and a little more."""
+        with self._one_at_a_time:
+            send(self._control, question)
+            if descriptors:
+                socket.send_fds(self._control, [b"."], descriptors)
+            return receive(self._control, timeout=seconds + _SERVER_SECONDS)
+
+    def alive(self) -> bool:
+        """Whether it answers. A process that has been sent SIGKILL never does, even if it is not dead yet."""
+        try:
+            return bool(self.ask({"alive": True})["alive"])
+        except (OSError, EOFError, Garbled, TimedOut):
+            return False
+
+    def close(self) -> None:
+        """Hang up, upon which the other end goes."""
+        self._control.close()
+
+
+class _Branch:
+    """A copy of a server for one sandbox, which a kernel may kill: the parent of the sandbox's workers."""
+
+    def __init__(self, server: _ForkServer) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._pid = int(server.line.ask({"branch": True}, [theirs.fileno()], seconds=_START_SECONDS)["pid"])
+        self._line = _Line(ours)
+        self._server = server
+        self.alive = self._line.alive
+        server.branches += 1
+
+    def fork(self, setup: Mapping[str, Any]) -> _Worker:
+        """A new worker."""
+        ours, theirs = socket.socketpair()
+        files = _files()
+        with theirs:
+            descriptors = [theirs.fileno(), *(file.fileno() for file in files)]
+            pid = int(self._line.ask({"setup": setup}, descriptors, seconds=_START_SECONDS)["pid"])
+        return _Worker(pid, ours, *files, self, None)
+
+    def wait(self, pid: int, seconds: float) -> int | None:
+        """The exit status of a worker once it is dead; None if it still lives after so long."""
+        return self._line.ask({"wait": pid, "seconds": seconds}, seconds=seconds)["status"]
+
+    def close(self) -> None:
+        """End it, and see it gone."""
+        self._line.close()
+        self._server.branches -= 1
+        with contextlib.suppress(OSError, EOFError, Garbled, TimedOut):
+            self._server.line.ask({"wait": self._pid, "seconds": _SERVER_SECONDS}, seconds=_SERVER_SECONDS)
+
+
+class _ForkServer:
+    """The parent's end of `sanitizer.forkserver`. `branches`: how many sandboxes have one of it."""
+
+    def __init__(self, preload: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self.preload = preload
+        self.environment = environment
+        self.owner = os.getpid()
+        self.branches = 0
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sanitizer.forkserver", str(theirs.fileno()), *preload],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        self.line = _Line(ours)
+
+    def branch(self) -> _Branch:
+        """A copy for one sandbox."""
+        return _Branch(self)
+
+    def close(self) -> None:
+        """End it, with all branches and workers that have come from it."""
+        if self in _servers:
+            _servers.remove(self)
+        self.line.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SERVER_SECONDS)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def running(self) -> bool:
+        """Whether its process is there at all."""
+        return self._process.poll() is None
+
+
 _servers: Final[list[_ForkServer]] = []
 
 
@@ -223,9 +323,11 @@ def _server_with(preload: tuple[str, ...]) -> _ForkServer:
     """The running server with these modules and the environment as it is now. See Note [Servers]."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_COMPARED}
     for server in [server for server in _servers if server.owner == os.getpid()]:
-        if server.alive() and (server.preload, server.environment) == (preload, environment):
+        if not server.running() or not server.line.alive():
+            server.close()
+        elif (server.preload, server.environment) == (preload, environment):
             return server
-        if server.users <= 0 or not server.alive():
+        elif server.branches <= 0:
             server.close()
     server = _ForkServer(preload, environment)
     _servers.append(server)
@@ -237,69 +339,6 @@ def _end_servers() -> None:
     for server in list(_servers):
         if server.owner == os.getpid():
             server.close()
-
-
-class _ForkServer:
-    """The parent's end of `sanitizer.forkserver`. `users`: how many sandboxes get their workers from it."""
-
-    def __init__(self, preload: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        self.preload = preload
-        self.environment = environment
-        self.owner = os.getpid()
-        self.users = 0
-        self._one_at_a_time = threading.Lock()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "sanitizer.forkserver", str(theirs.fileno()), *preload],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env=_environment(),
-            )
-        self._control = ours
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has been ended."""
-        return self._control.fileno() < 0
-
-    def fork(self, setup: Mapping[str, Any]) -> _Worker:
-        """A new worker."""
-        ours, theirs = socket.socketpair()
-        files = _files()
-        with theirs, self._one_at_a_time:
-            send(self._control, {"setup": setup})
-            descriptors = [theirs.fileno(), *(file.fileno() for file in files)]
-            socket.send_fds(self._control, [b"."], descriptors)
-            pid = int(receive(self._control, timeout=_START_SECONDS)["pid"])
-        return _Worker(pid, ours, *files, self, None)
-
-    def wait(self, pid: int, seconds: float) -> int | None:
-        """The exit status of a worker once it is dead; None if it still lives after so long."""
-        return self._ask({"wait": pid, "seconds": seconds}, seconds)["status"]
-
-    def alive(self) -> bool:
-        """Whether it answers. A server that has been sent SIGKILL never does, even if it is not dead yet."""
-        try:
-            return bool(self._ask({"alive": True}, 0.0)["alive"])
-        except (OSError, EOFError, Garbled, TimedOut):
-            return False
-
-    def _ask(self, question: Mapping[str, Any], seconds: float) -> Any:
-        with self._one_at_a_time:
-            send(self._control, question)
-            return receive(self._control, timeout=seconds + _SERVER_SECONDS)
-
-    def close(self) -> None:
-        """End it, with all workers that it has started."""
-        if self in _servers:
-            _servers.remove(self)
-        self._control.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5.0)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
 
 
 def _files() -> tuple[IO[bytes], IO[bytes]]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sanitizer.faults import catch_faults
 from sanitizer.messages import receive, send
 
-__all__ = ["LOST_ITS_SOCKET", "become_worker", "serve"]
+__all__ = ["LOST_ITS_SOCKET", "become_worker", "end_with_parent", "serve"]
 
 Handler = Callable[[Any], Any]
 _PR_SET_PDEATHSIG: Final = 1
@@ -35,8 +35,7 @@ def become_worker(descriptors: Sequence[int], setup: Mapping[str, Any]) -> None:
     """
     control, stderr, faults = (_out_of_the_way(descriptor) for descriptor in descriptors)
     os.setpgid(0, 0)  # so that whatever a kernel starts is ended with it
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -55,6 +54,12 @@ def become_worker(descriptors: Sequence[int], setup: Mapping[str, Any]) -> None:
         code = 70
     finally:
         os._exit(code)
+
+
+def end_with_parent() -> None:
+    """Have this process killed as soon as its parent is gone."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _out_of_the_way(descriptor: int) -> int:

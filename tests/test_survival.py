@@ -71,15 +71,6 @@ def test_every_way_to_die_is_a_finding_at_its_smallest_trigger(
     assert json.loads(Path(finding.case).read_text(encoding="utf-8"))["clause"] == "survival"
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_kernel_that_kills_the_server_of_workers_is_found() -> None:
-    """The problem that did it is blamed, not the next one; each new server costs seconds, so little is shrunk."""
-    (finding,) = checked("kills_its_parent_at_three_heads").findings
-    assert "killed the process that had started it" in finding.detail
-    assert isinstance(finding.problem, UpProjectionProblem)
-    assert finding.problem.num_heads >= HEADS
-
-
 def test_a_segmentation_fault_is_shrunk_to_its_exact_threshold() -> None:
     """Seven tokens, where six are harmless."""
     (finding,) = checked("segfaults_at_seven_tokens").findings

@@ -30,7 +30,7 @@ def obeying(arguments: Any) -> Callable[[Any], Any]:
     actions: dict[str, Callable[[dict[str, Any]], Any]] = {
         "arguments": lambda _: arguments,
         "echo": lambda request: request["what"],
-        "where": lambda _: {"pid": os.getpid(), "parent": os.getppid(), "folder": os.getcwd(), "path": sys.path},
+        "where": lambda _: {"pid": os.getpid(), "server": _server(), "folder": os.getcwd(), "path": sys.path},
         "signal": lambda request: os.kill(os.getpid(), request["number"]),
         "crash": lambda request: ctypes.string_at(request.get("address", 8), 1).hex(),
         "abort": lambda _: os.abort(),
@@ -52,6 +52,12 @@ def obeying(arguments: Any) -> Callable[[Any], Any]:
 def refusing(_: Any) -> Callable[[Any], Any]:
     """A service that cannot be set up."""
     raise RuntimeError("no service today")
+
+
+def _server() -> int:
+    """The parent of our parent: where branches come from."""
+    with open(f"/proc/{os.getppid()}/stat", encoding="ascii") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
 
 
 def _each_socket(act: Callable[[socket.socket], None]) -> None:

@@ -38,8 +38,8 @@ def death(sandbox: Sandbox, do: str, *, timeout: float | None = 60.0, **rest: An
     return answer
 
 
-def living_children() -> set[int]:
-    """Every process that descends from this one, zombies included."""
+def living_children(*, of: int | None = None) -> set[int]:
+    """Every process that descends from this one, or from another, zombies included."""
     found: set[int] = set()
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -47,7 +47,7 @@ def living_children() -> set[int]:
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    front = {os.getpid()}
+    front = {os.getpid() if of is None else of}
     while front:
         front = {pid for pid, parent in parents.items() if parent in front}
         found |= front
@@ -102,21 +102,25 @@ def test_a_service_that_fails_is_no_death(sandbox: Sandbox) -> None:
         other.start()
 
 
-def test_killing_the_server_is_blamed_on_who_did_it(sandbox: Sandbox) -> None:
-    """The request in which the server was killed is answered with a death, however late the server falls."""
-    for _ in range(3):
+def test_killing_the_parent_is_blamed_on_who_did_it(sandbox: Sandbox) -> None:
+    """The request in which it was killed is answered with a death, however late it falls; the server lives on."""
+    server = ask(sandbox, "where")["server"]
+    for _ in range(20):
         died = death(sandbox, "kill parent")
         assert died.how == "killed the process that had started it"
+    assert ask(sandbox, "where")["server"] == server
+    sandbox.close()
+    assert living_children(of=server) == set()
 
 
 def test_sandboxes_share_a_server_as_long_as_the_environment_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting one costs more than a second; but a worker sees the environment that its sandbox was started in."""
     with Sandbox(SERVICE, 1, preload=PRELOAD) as one, Sandbox(SERVICE, 2, preload=PRELOAD) as two:
-        assert ask(one, "where")["parent"] == ask(two, "where")["parent"]
+        assert ask(one, "where")["server"] == ask(two, "where")["server"]
         assert (ask(one, "arguments"), ask(two, "arguments")) == (1, 2)
         monkeypatch.setenv("OF_A_SERVER_OF_ITS_OWN", "1")
         with Sandbox(SERVICE, 3, preload=PRELOAD) as three:
-            assert ask(three, "where")["parent"] != ask(one, "where")["parent"]
+            assert ask(three, "where")["server"] != ask(one, "where")["server"]
 
 
 def test_a_wild_access_is_no_fence(sandbox: Sandbox) -> None:
