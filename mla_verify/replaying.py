@@ -19,6 +19,7 @@ from mla_verify.registry import registered, resolve
 from mla_verify.tally import Tally
 from mla_verify.within import why_outside
 from sanitizer.finding import Finding
+from strategies.extents import elements_of
 
 __all__ = ["Outcome", "Replayed", "Replayer", "is_case_of", "kernel_of_case", "replay_paths"]
 
@@ -30,6 +31,7 @@ _CODES: Final[dict[Outcome, ExitCode]] = {
     "cannot run here": ExitCode.UNAVAILABLE,
     "unreadable": ExitCode.USAGE,
 }
+_MOST_ELEMENTS: Final = 1 << 27  # 60 times what is ever drawn, and as much as a worker's memory allows
 _OTHER_VALUES: Final = "the values made here differ from the case's: another version of the pools"
 
 
@@ -91,6 +93,9 @@ class Replayer:
                 examiner.close()
 
     def _outcome(self, case: Case, kernel: Kernel) -> tuple[Outcome, str, Finding | None]:
+        elements = elements_of(case.problem)
+        if elements > _MOST_ELEMENTS:
+            return "cannot run here", f"it spans {elements} elements, more than {_MOST_ELEMENTS} are not laid out", None
         outside = why_outside(case.problem, kernel)
         if outside:
             return "cannot run here", outside, None

@@ -219,6 +219,14 @@ def test_a_pass_on_other_values_is_not_claimed() -> None:
     assert "values made here differ" in failed.detail
 
 
+def test_a_problem_that_would_take_all_memory_is_not_laid_out() -> None:
+    """A case within every limit of its format can still ask for gigabytes: nothing is made of it."""
+    large = UpProjectionProblem(num_tokens=1 << 20, num_heads=16, kv_lora_rank=16)
+    shown = outcome(resolve("up_projection_copy"), case(problem=large, digests={"x": "0" * 64}))
+    assert shown.outcome == "cannot run here"
+    assert "elements" in shown.detail
+
+
 def test_a_known_deviation_is_told_from_a_pass() -> None:
     """A failure that the registration excuses is neither a failure nor a pass; a quarantined one is not launched."""
     known = KnownDeviation(clause="agreement", problems=lambda _: True, reason="zero by design")
