@@ -30,6 +30,11 @@ class Mend:
 
 
 MENDS: Final = (
+    Mend(
+        "scalars as Python integers",
+        lambda interpreter: probes.agrees_with_triton(interpreter, probes.counted),
+        syntax.mend_integers,
+    ),
     Mend("rounding to bfloat16", conversions.rounds_to_bfloat16, conversions.mend_bfloat16),
     Mend("conversions of fp8", conversions.converts_fp8, conversions.mend_fp8),
     Mend("casts to bfloat16", conversions.casts_to_bfloat16, conversions.mend_casts),
@@ -106,7 +111,7 @@ def _is_right(mend: Mend, interpreter: Any) -> bool:
     try:
         with np.errstate(all="ignore"):
             return bool(mend.right(interpreter))
-    except _REFUSALS:
+    except (*_REFUSALS, interpreter.InterpreterError):
         return False
 
 

@@ -1,4 +1,4 @@
-"""Small kernels whose results say whether the interpreter reads Python's `not`, `and` and chains as Triton does."""
+"""Small kernels whose results say whether the interpreter reads Python's syntax as Triton's compiler does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["agrees_with_triton", "both_and_either", "chained", "negated"]
+__all__ = ["agrees_with_triton", "both_and_either", "chained", "counted", "negated"]
 
 # Stands for triton.language from the first probe on: kernels read it as a global of their module.
 tl: Any = None
@@ -36,7 +36,21 @@ def chained(numbers: Any, out: Any) -> None:
     tl.store(out + lanes, tl.where(0 < held < 3, 1, 0))
 
 
-_WANTED: dict[Kernel, list[int]] = {negated: [0, 0, 1, 1], both_and_either: [0, 1, 1, 1], chained: [0, 1, 1, 0]}
+def counted(numbers: Any, out: Any) -> None:
+    """A loop as often as a loaded number says; NumPy 2.4 no longer takes an array of one for a number."""
+    lanes = tl.arange(0, 4)
+    total = tl.load(numbers + lanes) * 0
+    for step in range(0, tl.load(numbers + 3)):
+        total += step + 1
+    tl.store(out + lanes, total)
+
+
+_WANTED: dict[Kernel, list[int]] = {
+    negated: [0, 0, 1, 1],
+    both_and_either: [0, 1, 1, 1],
+    chained: [0, 1, 1, 0],
+    counted: [6, 6, 6, 6],
+}
 
 
 def agrees_with_triton(interpreter: Any, probe: Kernel) -> bool:

@@ -6,7 +6,9 @@ import ast
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["HELPERS", "visit_BoolOp", "visit_Compare", "visit_UnaryOp"]
+from sanitizer.triton.patching import Patches
+
+__all__ = ["HELPERS", "mend_integers", "visit_BoolOp", "visit_Compare", "visit_UnaryOp"]
 
 
 def _is_block(value: Any) -> bool:
@@ -74,6 +76,23 @@ def visit_Compare(transformer: ast.NodeTransformer, node: ast.Compare) -> ast.AS
         for left, op, right in zip(sides, node.ops, sides[1:], strict=False)
     ]
     return visit_BoolOp(transformer, ast.copy_location(ast.BoolOp(op=ast.And(), values=pairs), node))
+
+
+def mend_integers(interpreter: Any, patches: Patches) -> None:
+    """Triton sets the methods of its tensors anew for every launch; ours comes last."""
+    stock = interpreter._patch_lang_tensor
+
+    def index(tensor: Any) -> int:
+        return int(tensor.handle.data.squeeze())
+
+    def patch_lang_tensor(tensor: Any, *scope: Any) -> None:
+        stock(tensor, *scope)
+        if scope:
+            scope[0].set_attr(tensor, "__index__", index)
+        else:
+            tensor.__index__ = index
+
+    patches.set(interpreter, "_patch_lang_tensor", patch_lang_tensor)
 
 
 def _visited(transformer: ast.NodeTransformer, node: Any) -> Any:

@@ -1,17 +1,19 @@
 """Small Triton kernels that do one thing each, for the tests of mends and recorder."""
 
 # No `from __future__ import annotations`: the interpreter compares the annotation `tl.constexpr` with the type itself.
-# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 import triton
 import triton.language as tl
 
 __all__ = [
     "add_atomically",
     "arithmetic_kernel",
+    "blocked_copy",
     "chain_kernel",
     "copy_kernel",
     "described_copy",
     "logic_kernel",
+    "shifted_kernel",
     "swap_kernel",
     "twice_kernel",
     "unaligned_kernel",
@@ -81,6 +83,21 @@ def described_copy(source_ptr, target_ptr, rows, SIZE: tl.constexpr):  # noqa: N
     target = tl.make_tensor_descriptor(target_ptr, shape=[rows, SIZE], strides=[SIZE, 1], block_shape=[SIZE, SIZE])
     first = tl.program_id(0) * SIZE
     target.store([first, 0], source.load([first, 0]))
+
+
+@triton.jit
+def blocked_copy(source_ptr, target_ptr, rows, SIZE: tl.constexpr):  # noqa: N803
+    """Copies tiles by block pointers."""
+    first = tl.program_id(0) * SIZE
+    source = tl.make_block_ptr(source_ptr, (rows, SIZE), (SIZE, 1), (first, 0), (SIZE, SIZE), (1, 0))
+    target = tl.make_block_ptr(target_ptr, (rows, SIZE), (SIZE, 1), (first, 0), (SIZE, SIZE), (1, 0))
+    tl.store(target, tl.load(source, boundary_check=(0, 1)), boundary_check=(0, 1))
+
+
+@triton.jit
+def shifted_kernel(target_ptr, shift):
+    """Stores four elements so many elements away."""
+    tl.store(target_ptr + shift + tl.arange(0, 4), tl.arange(0, 4))
 
 
 @triton.jit

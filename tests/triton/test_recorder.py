@@ -114,38 +114,13 @@ def test_a_store_to_nowhere_is_dropped_and_is_a_containment_finding() -> None:
 
     def body(tensors: dict[str, Tensor]) -> None:
         copying()(tensors)
-        far = torch.empty(0, dtype=torch.int32).set_(tensors["target"].untyped_storage())
-        kernels.twice_kernel[(1,)](WildPointer(far, 1 << 34), VARIED=False)
+        kernels.shifted_kernel[(1,)](tensors["target"], 1 << 34)
 
     found, _ = recorded(body, plans())
     assert [finding.clause for finding in found.findings] == ["containment"]
-    assert "twice_kernel program (0, 0, 0) stores 4 elements to memory that belongs to no tensor" in (
+    assert "shifted_kernel program (0, 0, 0) stores 4 elements to memory that belongs to no tensor" in (
         found.findings[0].detail
     )
-
-
-class WildPointer:
-    """Something that Triton takes for a tensor, so many bytes beyond a real one."""
-
-    def __init__(self, tensor: Tensor, distance: int) -> None:
-        self._tensor = tensor
-        self._distance = distance
-        self.dtype = tensor.dtype
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tensor, name)
-
-    def data_ptr(self) -> int:
-        """The address that the kernel is given."""
-        return self._tensor.data_ptr() + self._distance
-
-    def new_empty(self, *_: Any, **__: Any) -> WildPointer:
-        """Triton makes its own copy of each argument, which is this again."""
-        return self
-
-    def set_(self, *_: Any) -> WildPointer:
-        """Nothing to set."""
-        return self
 
 
 @pytest.mark.parametrize(("varied", "clauses"), [(True, {"repeatability"}), (False, set[str]())])
@@ -242,8 +217,15 @@ def test_an_atomic_beside_a_tensor_is_seen() -> None:
     )
 
 
-def test_descriptors_are_recorded() -> None:
-    """Loads and stores of tensor descriptors are maps like any other."""
+@pytest.mark.parametrize(
+    ("kernel", "needs"),
+    [("described_copy", "create_make_tensor_descriptor"), ("blocked_copy", "create_make_block_ptr")],
+)
+def test_descriptors_and_block_pointers_are_recorded(kernel: str, needs: str) -> None:
+    """Their loads and stores are seen like any other; older Tritons lack the one, newer the other."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    if not hasattr(interpreter.InterpreterBuilder, needs):
+        pytest.skip(f"this Triton's interpreter has no {needs}")
     values = torch.arange(32.0).view(8, 4)
     loaded = [
         TensorPlan(name="source", shape=(8, 4), strides=(4, 1), dtype=torch.float32, role="input", values=values),
@@ -251,14 +233,14 @@ def test_descriptors_are_recorded() -> None:
     ]
 
     def body(tensors: dict[str, Tensor]) -> None:
-        kernels.described_copy[(2,)](tensors["source"], tensors["target"], 8, SIZE=4)
+        getattr(kernels, kernel)[(2,)](tensors["source"], tensors["target"], 8, SIZE=4)
 
     found, recorder = recorded(body, loaded)
     assert found.findings == ()
     assert recorder.recording is not None
     counts, owners = recorder.recording.written("target")
     assert (counts == 1).all()
-    assert recorder.recording.who(int(owners[7, 3])) == "described_copy program (1, 0, 0)"
+    assert recorder.recording.who(int(owners[7, 3])) == f"{kernel} program (1, 0, 0)"
 
 
 def test_unaligned_stores_are_counted_by_the_byte() -> None:
