@@ -2,8 +2,8 @@
 
 Forking a process in which a parallel torch operation has run deadlocks in the child; this one never runs any.
 
-Note [Branches]: a kernel may kill the parent of its process. So workers are no children of the server that took a second
-to start, but of a branch: a copy of it that costs milliseconds, one for each sandbox.
+Note [Branches]: a kernel may kill the parent of its process. So workers are no children of the server, which took a
+second to start, but of a branch: a copy of it that costs milliseconds, one for each sandbox.
 """
 
 from __future__ import annotations
