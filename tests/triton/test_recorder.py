@@ -230,21 +230,21 @@ def test_descriptors_and_block_pointers_are_recorded(kernel: str, needs: str) ->
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     if not hasattr(interpreter.InterpreterBuilder, needs):
         pytest.skip(f"this Triton's interpreter has no {needs}")
-    values = torch.arange(32.0).view(8, 4)
+    values = torch.arange(512.0).view(32, 16)
     loaded = [
-        TensorPlan(name="source", shape=(8, 4), strides=(4, 1), dtype=torch.float32, role="input", values=values),
-        TensorPlan(name="target", shape=(8, 4), strides=(4, 1), dtype=torch.float32, role="output"),
+        TensorPlan(name="source", shape=(32, 16), strides=(16, 1), dtype=torch.float32, role="input", values=values),
+        TensorPlan(name="target", shape=(32, 16), strides=(16, 1), dtype=torch.float32, role="output"),
     ]
 
     def body(tensors: dict[str, Tensor]) -> None:
-        getattr(kernels, kernel)[(2,)](tensors["source"], tensors["target"], 8, SIZE=4)
+        getattr(kernels, kernel)[(2,)](tensors["source"], tensors["target"], 32, SIZE=16)
 
     found, recorder = recorded(body, loaded)
     assert found.findings == ()
     assert recorder.recording is not None
     counts, owners = recorder.recording.written("target")
     assert (counts == 1).all()
-    assert recorder.recording.who(int(owners[7, 3])) == f"{kernel} program (1, 0, 0)"
+    assert recorder.recording.who(int(owners[31, 3])) == f"{kernel} program (1, 0, 0)"
 
 
 def test_unaligned_stores_are_counted_by_the_byte() -> None:
@@ -283,7 +283,7 @@ def test_recording_costs_less_than_interpreting() -> None:
     arena.load(plans(4000))
 
     def seconds(recorder: Recorder | None) -> float:
-        runner = Runner(lambda tensors: body(tensors), arena, None, False, Stopwatch(), recorder)
+        runner = Runner(body, arena, None, False, Stopwatch(), recorder)
         started = time.process_time()
         assert runner.run(Secret.A).error is None
         return time.process_time() - started
