@@ -133,12 +133,14 @@ _NARROW_SCORES: Final = KnownDeviation(
     ),
 )
 _LIMITS: Final = DecodeLimits(
-    # Whole tiles, as the grouped kernel cuts k at the next power of two of the value's width; 512 and 64 in models.
-    kv_lora_rank=(16, 32, 64, 512),
+    # Whole tiles, as the grouped kernel cuts k at the next power of two of the value's width (512 and 64 in models).
+    # Few programs, as the interpreter needs milliseconds for each.
+    kv_lora_rank=(16, 64, 512),
     qk_rope_head_dim=(16, 64),
-    num_heads=(1, 2, 8, 15, 16, 17, 32),
+    num_heads=(1, 2, 8, 16, 17),
     max_q_len=1,
-    max_num_kv_splits=8,
+    max_batch=3,
+    max_num_kv_splits=4,
     uniform_q=True,
 )
 # On CUDA tl.dot multiplies float32 as TF32 unless it is told otherwise, and it is not.
