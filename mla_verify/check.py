@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypothesis.database import ExampleDatabase
-from hypothesis.errors import Flaky
+from hypothesis.errors import Flaky, InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from mla_verify.cases import save_case
@@ -27,6 +28,7 @@ from mla_verify.report import Report, ReportedFinding, unavailable_report
 from mla_verify.tally import Tally
 from mla_verify.violations import VIOLATIONS, ClauseViolation
 from sanitizer.finding import Finding
+from sanitizer.sandbox import ServiceBroken
 
 __all__ = ["Progress", "check"]
 
@@ -104,11 +106,15 @@ def check(
         search.stop_at = started + deadline_s * (_VALID_SHARE if kernel.validates else 1.0)
     try:
         with one_thread(resolve_device(device)):
-            search.run(contract.problems(kernel), examples, seed, invalid=False)
+            search.run(_strategy(contract.problems, kernel), examples, seed, invalid=False)
             if kernel.validates:
-                invalid = contract.invalid_problems(kernel)
+                invalid = _strategy(contract.invalid_problems, kernel)
                 search.stop_at = None if deadline_s is None else started + deadline_s
                 search.run(invalid, max(1, examples // _INVALID_SHARE), seed, invalid=True)
+    except ServiceBroken as error:
+        print(error, file=sys.stderr)
+        reason = f"mla-verify itself failed while examining it: {str(error).strip().splitlines()[-1]}"
+        return unavailable_report(kernel=kernel.name, contract=kernel.contract, device=device, reason=reason)
     finally:
         examiner.close()
     findings = tuple(search.found.values())
@@ -128,6 +134,14 @@ def check(
         findings=findings,
         deviations=tally.deviations(),
     )
+
+
+def _strategy(make: Callable[[Kernel], SearchStrategy[Any]], kernel: Kernel) -> SearchStrategy[Any]:
+    """The problems of a kernel. Raises UsageError where its declared limits leave nothing to draw."""
+    try:
+        return make(kernel)
+    except InvalidArgument as error:
+        raise UsageError(f"{kernel.name}: its declared limits cannot be drawn from: {error}") from error
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -246,6 +260,8 @@ class _Search:
         shown = self.examiner(problem, economy=profiled or target == "economy")
         if searching:
             tally.not_judged += shown.not_judged
+            tally.returned += shown.returned
+            tally.elements += shown.elements
             tally.intercepted += shown.intercepted
             tally.note(shown.notes)
             tally.economy_runs += profiled and self.tally.kernel.allocations is not None

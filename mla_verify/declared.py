@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mla_verify.kernel import Arithmetic, Kernel
+from dataclasses import fields
+
+from mla_verify.kernel import LIMITS, Arithmetic, Kernel
 
 __all__ = ["declarations_of"]
 
@@ -11,8 +13,8 @@ _ARITHMETIC = ("accumulate", "multiply", "probabilities", "partials", "subnormal
 
 
 def declarations_of(kernel: Kernel) -> tuple[str, ...]:
-    """What the caller has to know: rows that no key or request decides, and arithmetic other than the default."""
-    words: list[str] = []
+    """What the caller has to know: limits, rows that no key or request decides, arithmetic other than the default."""
+    words = _limits(kernel)
     if kernel.contract == "decode":
         words += [
             f"empty_rows={kernel.empty_rows}",
@@ -27,3 +29,17 @@ def declarations_of(kernel: Kernel) -> tuple[str, ...]:
     if not kernel.deterministic:
         words.append("non-deterministic")
     return tuple(words)
+
+
+def _limits(kernel: Kernel) -> list[str]:
+    """The limits that a kernel declares: a verdict says nothing about problems beyond them."""
+    plain = LIMITS[kernel.contract]()
+    limits = kernel.limits or plain
+    declared = [(one.name, getattr(limits, one.name)) for one in fields(plain)]
+    return [f"{name}={_short(value)}" for name, value in declared if value != getattr(plain, name)]
+
+
+def _short(value: object) -> str:
+    if isinstance(value, (tuple, frozenset)):
+        return "/".join(map(str, sorted(value, key=str) if isinstance(value, frozenset) else value))
+    return str(value)

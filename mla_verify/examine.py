@@ -16,7 +16,7 @@ from mla_verify.interpreting import interpreting, recorder
 from mla_verify.kernel import Kernel
 from sanitizer.arena import Arena
 from sanitizer.audit import Audit, audit, audit_refusal
-from sanitizer.fatal import fatal_words, spoils_process
+from sanitizer.fatal import exception_words, fatal_words, spoils_process
 from sanitizer.finding import Finding
 from sanitizer.secrets import Secret
 from sanitizer.stopwatch import Stopwatch
@@ -55,6 +55,8 @@ class Examination:
     findings: tuple[Finding, ...]
     not_judged: int = 0
     intercepted: int = 0
+    returned: bool = False  # the kernel came back from every call
+    elements: int = 0  # output elements that were looked at
     spoiled: bool = False  # the process can no longer be trusted: out of memory, or a broken device
     notes: tuple[str, ...] = ()
 
@@ -86,10 +88,11 @@ def _examined(problem: Any, bench: Bench, *, economy: bool) -> Examination:
                 state = bench.kernel.prepare(**bench.arena.tensors(), **placement.arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the kernel's own code: whatever it raises is reported
             fatal = fatal_words(error)
-            detail = fatal or f"prepare raised {type(error).__name__} on a valid problem: {_first_line(error)}"
+            detail = fatal or f"prepare raised on a valid problem: {exception_words(error)}"
             finding = Finding("survival" if fatal else "refusal", "", 0, detail)
             return Examination((finding,), spoiled=spoils_process(error))
-    call = kernel_call(bench, placement, state=state)
+    ignored: list[str] = []
+    call = kernel_call(bench, placement, state=state, ignored=ignored)
     result = audit(
         call,
         bench.arena,
@@ -113,7 +116,14 @@ def _examined(problem: Any, bench: Bench, *, economy: bool) -> Examination:
         not_judged = judgements[0].not_judged
     if economy and bench.kernel.allocations is not None:
         findings += measure_allocations(call, bench.arena, allowed=bench.kernel.allocations)
-    return Examination(tuple(findings), not_judged, result.intercepted, notes=result.notes)
+    return Examination(
+        tuple(findings),
+        not_judged,
+        result.intercepted,
+        returned=True,
+        elements=sum(output.numel() for output in result.outputs.values()),
+        notes=(*result.notes, *ignored),
+    )
 
 
 def _judge(problem: Any, bench: Bench, result: Audit) -> list[Judgement]:
@@ -146,7 +156,7 @@ def _prepared_call(bench: Bench, placement: Placement) -> Callable[[dict[str, Te
 
 
 def kernel_call(
-    bench: Bench, placement: Placement, *, state: Any
+    bench: Bench, placement: Placement, *, state: Any, ignored: list[str] | None = None
 ) -> Callable[[dict[str, Tensor]], Mapping[str, Tensor] | None]:
     """A call of the kernel in its convention, telling outputs that it returned from those it was given."""
     arguments = dict(placement.arguments)
@@ -159,6 +169,8 @@ def kernel_call(
         if returned is None:
             return None
         pieces = returned if isinstance(returned, tuple) else (returned,)
+        if ignored is not None and not ignored:
+            ignored.extend(_ignored(pieces, names))
         own = {
             name: piece
             for name, piece in zip(names, pieces, strict=False)
@@ -167,6 +179,14 @@ def kernel_call(
         return own or None
 
     return call
+
+
+def _ignored(pieces: tuple[Any, ...], names: tuple[str, ...]) -> list[str]:
+    """A note where a kernel returned something that is no output: it is not under test."""
+    odd = [type(piece).__name__ for piece in pieces if piece is not None and not isinstance(piece, Tensor)]
+    odd += [f"{len(pieces)} values"] if len(pieces) > len(names) else []
+    wanted = " and ".join(names)
+    return [f"what the kernel returned is partly ignored: {', '.join(odd)}; its outputs are {wanted}"] if odd else []
 
 
 def _is_given(piece: Tensor, given: Tensor | None) -> bool:
@@ -185,7 +205,3 @@ def _workspaces(state: Any) -> list[Tensor]:
         return []
     workspace = state["workspace"]
     return [workspace] if isinstance(workspace, Tensor) else list(workspace)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from mla_verify.errors import UsageError
 from sanitizer.observing import Observer
 
-__all__ = ["check_interpreted", "interpret_on", "interpreting", "recorder"]
+__all__ = ["check_interpreted", "interpret_on", "interpreting", "names_triton", "recorder"]
 
 _VARIABLE: Final = "TRITON_INTERPRET"
 _MEND: Final = f"set {_VARIABLE}=1 before triton is imported"
@@ -33,6 +33,11 @@ def check_interpreted(function: Callable[..., Any], *, name: str) -> None:
             f"{name}: {getattr(jitted, '__name__', 'a Triton kernel')} was decorated before {_VARIABLE} was set, so it "
             f"can only be compiled, which needs a GPU; {_MEND}"
         )
+
+
+def names_triton(function: Callable[..., Any]) -> bool:
+    """Whether a callable can name a Triton kernel: then it is one, whether its registration says so or not."""
+    return any(type(value).__module__.startswith("triton.runtime.") for value in _reach_of(function))
 
 
 def _is_compiled(value: Any) -> bool:

@@ -12,6 +12,7 @@ from mla_verify.kernel import Kernel
 from mla_verify.loading import open_bench
 from mla_verify.serving import SERVICE, examination_from_json
 from mla_verify.watchdog import HUNG
+from sanitizer.fatal import clean
 from sanitizer.finding import Finding
 from sanitizer.sandbox import Death, Sandbox
 from strategies.serial import problem_to_json
@@ -205,5 +206,5 @@ def _words(death: Death, limit: float) -> str:
         how = f"the kernel was {death.how}"
     else:
         how = f"the kernel {death.how}"
-    tail = " / ".join(line.strip() for line in death.stderr.splitlines()[-3:] if line.strip())
-    return f"{how}; its last words: {tail}" if tail else how
+    said = [line.strip() for line in death.stderr.splitlines() if line.strip(" ^~\t")]  # no lines of mere carets
+    return f"{how}; its last words: {clean(' / '.join(said[-3:]))}" if said else how

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mla_verify.contracts import contract_named
 from mla_verify.devices import resolve_device
 from mla_verify.errors import Unavailable
 from mla_verify.examine import Bench
-from mla_verify.interpreting import check_interpreted, interpret_on
+from mla_verify.interpreting import check_interpreted, interpret_on, names_triton
 from mla_verify.kernel import Kernel
 from mla_verify.registry import check_signature
 from sanitizer.arena import Arena
@@ -21,6 +23,8 @@ def open_bench(kernel: Kernel, *, device: str = "cpu") -> Bench:
         raise Unavailable(f"{kernel.name} runs on {', '.join(kernel.devices)}, not on {where.type}")
     interpret_on(where.type)
     function = kernel.load()
+    if not kernel.triton and names_triton(function):
+        kernel = replace(kernel, triton=True)
     if kernel.triton and where.type == "cpu":
         check_interpreted(function, name=kernel.name)
     check_signature(function, kernel.contract, name=kernel.name, prepared=kernel.prepare is not None)

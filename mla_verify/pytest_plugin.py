@@ -181,14 +181,16 @@ class KernelItem(pytest.Item):
         if report.verdict == "unavailable":
             pytest.skip(f"{self.kernel.name} is unavailable: {report.unavailable}")
         self.report = report
-        self.add_report_section("call", "mla-verify", _text_of(report))
         if report.verdict == "fail":
             raise KernelFailed(report)
+        self.add_report_section("call", "mla-verify", _text_of(report))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The findings in place of a traceback through our own machinery."""
         if isinstance(excinfo.value, KernelFailed):
-            return _text_of(excinfo.value.report)
+            report = excinfo.value.report
+            broken = ", ".join(finding.clause for finding in report.findings) or "a stale known deviation"
+            return f"{report.kernel} breaks {broken}\n\n{_text_of(report)}"
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:

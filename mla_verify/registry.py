@@ -136,6 +136,10 @@ def resolve(target: str, *, contract: str | None = None) -> Kernel:
 def check_signature(function: Callable[..., Any], contract: str, *, name: str, prepared: bool) -> None:
     """Raise UsageError unless `function` can be called with the contract's keyword arguments."""
     passed = (*ARGUMENTS[contract], *(("state",) if prepared else ()))
+    if inspect.isclass(function):
+        raise UsageError(f"{name} is a class; name an instance of it that can be called, or a function")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise UsageError(f"{name} is an async function or a generator: calling it runs nothing; wrap it in a function")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # built-in functions may have no signature to look at
@@ -152,6 +156,11 @@ def check_signature(function: Callable[..., Any], contract: str, *, name: str, p
         if parameter.default is parameter.empty
         and (parameter.kind is parameter.POSITIONAL_ONLY or (parameter.name in named and parameter.name not in passed))
     ]
+    hidden = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
+    if hidden:
+        raise UsageError(
+            f"{name} takes {', '.join(hidden)} by position only; kernels are called with keyword arguments"
+        )
     if foreign:
         raise UsageError(
             f"{name} takes {', '.join(foreign)}, which the contract {contract!r} does not pass by keyword; "
@@ -228,6 +237,8 @@ def _load_module(name: str) -> ModuleType:
         sys.path.insert(0, "")  # as `python -m` does: a module beside the user is found
     try:
         return importlib.import_module(name)
+    except UsageError:
+        raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"cannot import {name}: {type(error).__name__}: {error}") from error
 
@@ -249,6 +260,9 @@ def _load_file(path: Path) -> ModuleType:
         sys.path.insert(1, folder)
     try:
         spec.loader.exec_module(module)
+    except UsageError:
+        del sys.modules[name]
+        raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(f"cannot import {path}: {type(error).__name__}: {error}") from error

@@ -59,7 +59,7 @@ def _open(arguments: Mapping[str, Any], benches: list[Bench]) -> dict[str, Any]:
         if kernel.prepare is not None:
             prepare = Watchdog(kernel.prepare, bench.device)
             prepare.begin(limit=arguments["prepare_limit"], warm_up_limit=arguments["prepare_limit"])
-            bench.kernel = replace(kernel, prepare=prepare)
+            bench.kernel = replace(bench.kernel, prepare=prepare)
         benches.append(bench)
     except Unavailable as reason:
         return {"unavailable": str(reason)}
@@ -76,7 +76,7 @@ def _closed_streams() -> list[str]:
             os.fstat(descriptor)
         except OSError:
             closed.append(name)
-    if sys.stdout.closed and "stdout" not in closed:
+    if (sys.stdout is None or sys.stdout.closed) and "stdout" not in closed:
         closed.append("stdout")
     return closed
 
@@ -90,6 +90,8 @@ def examination_from_json(data: Mapping[str, Any]) -> Examination:
         ),
         not_judged=int(data["not_judged"]),
         intercepted=int(data["intercepted"]),
+        returned=bool(data["returned"]),
+        elements=int(data["elements"]),
         spoiled=bool(data["spoiled"]),
         notes=tuple(map(str, data["notes"])),
     )

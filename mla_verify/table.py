@@ -77,9 +77,7 @@ def _paragraph(report: Report) -> list[Text]:
         }[deviation.state]
         style = "red" if deviation.state == "stale" else "yellow"
         lines.append(Text(f"  {deviation.clause}: {words}: {deviation.reason}{issue}", style=style))
-    for clause, verdict in report.clauses.items():
-        if verdict.verdict == "not checked":
-            lines.append(Text(f"  {clause}: not checked: {verdict.reason}", style="dim"))
+    lines += [Text(f"  {line}", style="dim") for line in _not_checked(report)]
     if report.preconditions:
         lines.append(Text(f"  preconditions, for the caller to keep: {', '.join(report.preconditions)}"))
     if report.declarations:
@@ -96,5 +94,16 @@ def replay_line(case: str, target: str | None) -> str:
     return f"mla-verify replay {shlex.quote(case)}{kernel}"
 
 
+def _not_checked(report: Report) -> list[str]:
+    """One line for each reason why clauses have not been checked."""
+    by_reason: dict[str, list[str]] = {}
+    for clause, verdict in report.clauses.items():
+        if verdict.verdict == "not checked":
+            by_reason.setdefault(verdict.reason, []).append(clause)
+    return [f"{', '.join(clauses)}: not checked: {reason}" for reason, clauses in by_reason.items()]
+
+
 def _again(report: Report) -> str:
-    return f"again with --seed {report.seed}"
+    """The command that draws the same problems again."""
+    target = shlex.quote(report.target or report.kernel)
+    return f"again: mla-verify check {target} --contract {report.contract} --seed {report.seed}"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from mla_verify.kernel import Kernel, KnownDeviation
 from mla_verify.report import ClauseVerdict, DeviationReport, ReportedFinding
 from sanitizer.finding import CLAUSES, Finding
 
 __all__ = ["Tally"]
+
+
+# What can be said only of calls that came back, and of those, what needs an output element to be said of.
+_OF_A_RESULT: Final = ("coverage", "independence", "containment", "agreement", "layout", "repeatability", "economy")
+_OF_AN_ELEMENT: Final = ("coverage", "independence", "agreement", "repeatability")
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +29,8 @@ class Tally:
     not_judged: int = 0
     intercepted: int = 0
     economy_runs: int = 0
+    returned: int = 0  # problems from which every call came back
+    elements: int = 0  # output elements that were looked at
     notes: dict[str, str] = field(default_factory=dict[str, str])  # what stands before a colon → the first such note
     matched: dict[int, int] = field(default_factory=dict[int, int])
     deviated: dict[int, int] = field(default_factory=dict[int, int])
@@ -103,6 +110,10 @@ class Tally:
         """Why a clause without a finding has not been checked; empty where it has."""
         if self.examples == 0:
             return "no problem was run"
+        if clause in _OF_A_RESULT and self.returned == 0:
+            return "no call of the kernel came back"
+        if clause in _OF_AN_ELEMENT and self.elements == 0:
+            return "no problem had an output element"
         if clause == "survival" and self.not_isolated:
             return self.not_isolated
         if clause == "refusal" and not self.kernel.validates:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sanitizer.arena import Arena
 from sanitizer.classification import classify
-from sanitizer.fatal import fatal_words
+from sanitizer.fatal import exception_words, fatal_words
 from sanitizer.finding import Finding
 from sanitizer.observing import Observer
 from sanitizer.running import Call, Output, Run, Runner
@@ -204,7 +204,7 @@ def _raised(every: Sequence[Run], findings: Sequence[Finding], again: Callable[[
     """At least one run raised: always is a refusal, only under some secrets is dependence on them."""
     _, *others = every
     error = next(run.error for run in every if run.error is not None)
-    words = f"{type(error).__name__}: {error}"
+    words = exception_words(error)
     raised = [run.error is not None for run in every]
     if all(raised):
         finding = Finding("refusal", "", 0, f"raised on a valid problem: {words}")

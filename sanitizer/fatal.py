@@ -7,7 +7,9 @@ from typing import Final
 
 import torch
 
-__all__ = ["fatal_words", "spoils_process"]
+__all__ = ["clean", "exception_words", "fatal_words", "spoils_process"]
+
+_LONGEST: Final = 400  # characters of a kernel's own words that are repeated
 
 _DEVICE_ERRORS: Final = ("CUDA error", "HIP error", "CUDA driver error")
 
@@ -21,12 +23,35 @@ def fatal_words(error: BaseException | None) -> str | None:
     words = str(error).strip().split("\n", 1)[0]
     no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in words
     if no_memory or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return f"the kernel ran out of memory: {type(error).__name__}: {words}"
+        return f"the kernel ran out of memory: {exception_words(error)}"
     if isinstance(error, RuntimeError) and words.startswith(_DEVICE_ERRORS):
-        return f"the kernel broke the device: {words}"
+        return f"the kernel broke the device: {clean(words)}"
     return None
 
 
 def spoils_process(error: BaseException | None) -> bool:
     """Whether later results of the same process cannot be trusted; a SystemExit that was caught leaves it sound."""
     return fatal_words(error) is not None and not isinstance(error, SystemExit)
+
+
+def exception_words(error: BaseException) -> str:
+    """An exception's type and message, fit to be printed whatever the message is."""
+    message = clean(_message(error))
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def clean(text: str) -> str:
+    """A text of bounded length without control characters: what a kernel says may hold anything."""
+    text = text.strip()
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape", "backslashreplace").decode()
+        for character in shown
+    )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error).strip()
+    except Exception:  # noqa: BLE001 - the kernel's own __str__ runs here
+        return "(its message cannot be read: its __str__ raises)"

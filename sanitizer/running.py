@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sanitizer.arena import Arena
 from sanitizer.finding import Finding
+from sanitizer.global_state import kept_state
 from sanitizer.interception import Interceptor
 from sanitizer.observing import Observer, Scene
 from sanitizer.plan import Fills, TensorPlan
@@ -209,13 +210,20 @@ def _called(
 ) -> Left:
     """Call the kernel, with warnings recorded and never raised. This is the one place that catches everything."""
     try:
-        with warnings.catch_warnings(record=True), torch.no_grad(), interceptor, observed, arena.fences():
+        with (
+            kept_state(),
+            warnings.catch_warnings(record=True),
+            torch.no_grad(),
+            interceptor,
+            observed,
+            arena.fences(),
+        ):
             warnings.simplefilter("always")
             returned = call(dict(tensors))
             synchronise(arena.device)
-    except SystemExit as error:
-        return Left({}, _without_locals(error))
-    except Exception as error:  # noqa: BLE001 - whatever a kernel raises is what we are here to report
+    except KeyboardInterrupt:
+        raise  # somebody wants the whole run to end
+    except BaseException as error:  # noqa: BLE001 - whatever a kernel raises is what we are here to report
         return Left({}, _without_locals(error))
     return Left(returned or {}, None)
 

@@ -97,7 +97,7 @@ def test_a_violation_exits_1_and_shows_the_smallest_problem(folder: Path) -> Non
     assert done.returncode == 1
     assert "FAIL" in done.stdout
     assert "coverage: out[0, 0, 0] never written" in done.stdout
-    assert "again with --seed 0" in done.stdout
+    assert "again: mla-verify check my.py:last_row_missing --contract up-projection --seed 0" in done.stdout
 
 
 def test_several_kernels_exit_with_the_worst_of_their_codes(folder: Path) -> None:
