@@ -20,7 +20,9 @@ def fatal_words(error: BaseException | None) -> str | None:
         return None
     if isinstance(error, SystemExit):
         return f"the kernel ended the process: SystemExit({error.code!r})"
-    words = str(error).strip().split("\n", 1)[0]
+    if not isinstance(error, Exception):
+        return f"the kernel raised what no caller catches: {exception_words(error)}"
+    words = _message(error).split("\n", 1)[0]
     no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in words
     if no_memory or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return f"the kernel ran out of memory: {exception_words(error)}"
