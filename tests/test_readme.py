@@ -30,6 +30,15 @@ def test_the_readme_shows_the_failure_that_is_found() -> None:
     assert finding.problem == DecodeProblem(page_size=2, with_lse=False)
 
 
+def test_the_decode_of_the_guide_is_shown_as_it_is_and_right() -> None:
+    """The guide's complete decode is the file that its command names, and it keeps the contract."""
+    guide = (ROOT / "docs" / "adding-a-kernel.md").read_text(encoding="utf-8")
+    path = ROOT / "docs" / "examples" / "my_decode.py"
+    source = path.read_text(encoding="utf-8")
+    assert source[source.index("import torch") :].strip() in guide
+    assert check(resolve(f"{path}:my_decode", contract="decode"), examples=60, seed=0).verdict == "pass"
+
+
 def test_every_file_that_the_readme_points_to_exists() -> None:
     """No link of the README leads nowhere."""
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
