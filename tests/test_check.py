@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -171,3 +175,87 @@ def test_of_several_exit_codes_the_gravest_counts() -> None:
     assert ExitCode.of_several([]) is ExitCode.HOLDS
     missing = unavailable_report(kernel="k", contract="decode", device="cpu", reason="no library")
     assert exit_code_of([missing]) is ExitCode.UNAVAILABLE
+
+
+def test_nothing_passes_of_a_kernel_that_never_came_back() -> None:
+    """Where every call raised, the clauses of a result are not checked, with the reason; only refusal fails."""
+
+    def always_raises(**_: Any) -> None:
+        raise ValueError("never")
+
+    report = check(kernel(always_raises), examples=20, seed=0)
+    assert report.clauses["refusal"].verdict == "fail"
+    for clause in ("coverage", "independence", "containment", "agreement", "layout", "repeatability"):
+        assert report.clauses[clause].verdict == "not checked"
+        assert report.clauses[clause].reason == "no call of the kernel came back"
+
+
+def test_nothing_passes_where_no_output_element_was_looked_at() -> None:
+    """Limits that leave only empty outputs give no verdict about elements, and stand beside the verdict."""
+    report = check(kernel(right, limits=UpProjectionLimits(num_heads=(0,))), examples=20, seed=0)
+    assert report.clauses["coverage"].verdict == "not checked"
+    assert report.clauses["agreement"].reason == "no problem had an output element"
+    assert "num_heads=0" in report.declarations
+
+
+def test_what_a_kernel_changes_for_its_whole_process_is_undone() -> None:
+    """Defaults of torch and numpy, streams and the folder are as before: a right kernel that changes them passes."""
+
+    def meddles(x: Tensor, w_uv: Tensor, out: Tensor, **_: Any) -> None:
+        right(x, w_uv, out)
+        np.seterr(all="raise")
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        sys.setrecursionlimit(500)
+        os.chdir("/")
+
+    before = (np.geterr(), torch.get_default_dtype(), torch.get_default_device(), sys.getrecursionlimit(), Path.cwd())
+    report = check(kernel(meddles), examples=40, seed=0)
+    after = (np.geterr(), torch.get_default_dtype(), torch.get_default_device(), sys.getrecursionlimit(), Path.cwd())
+    assert report.findings == ()
+    assert after == before
+
+
+class Unreadable(Exception):
+    """An exception whose message cannot be read."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unreadable(), ValueError("A" * 100_000), ValueError("\x1b[31m\x00\udcff"), BaseException("not an Exception")],
+    ids=["unreadable", "long", "control-characters", "base"],
+)
+def test_whatever_a_kernel_raises_is_told_in_a_bounded_printable_sentence(error: BaseException) -> None:
+    """A message may be unreadable, huge, or full of control characters: the report is none of these."""
+
+    def raises(**_: Any) -> None:
+        raise error
+
+    (finding,) = check(kernel(raises), examples=5, seed=0).findings
+    assert finding.clause in ("refusal", "survival")
+    assert type(error).__name__ in finding.detail
+    assert finding.detail.isprintable()
+    assert len(finding.detail) < 1_000
+
+
+def test_a_returned_value_that_is_no_output_is_told_and_not_blamed() -> None:
+    """In-place kernels may return what they like; the report notes what it ignored."""
+
+    def talkative(x: Tensor, w_uv: Tensor, out: Tensor, **_: Any) -> object:
+        right(x, w_uv, out)
+        return "done", 3
+
+    report = check(kernel(talkative), examples=10, seed=0)
+    assert report.findings == ()
+    assert any("partly ignored: str, int" in note for note in report.notes)
+
+
+def test_limits_that_cannot_be_drawn_from_are_a_usage_error() -> None:
+    """An unknown dtype or an empty tuple in a declaration is told in the declaration's words."""
+    with pytest.raises(UsageError, match="float64"):
+        check(kernel(right, limits=UpProjectionLimits(dtypes=("float64",))), examples=5, seed=0)
+    with pytest.raises(UsageError, match="num_heads"):
+        check(kernel(right, limits=UpProjectionLimits(num_heads=())), examples=5, seed=0)

@@ -25,6 +25,10 @@ def last_row_missing(x, w_uv, out, **_):
 
 def takes_something_else(x, weight, **_): ...
 def takes_too_little(x, out): ...
+def by_position(x, /, w_uv, out): ...
+async def later(x, w_uv, out): ...
+class Kernel:
+    def __call__(self, x, w_uv, out): ...
 not_callable = 7
 """
 
@@ -127,6 +131,9 @@ def test_several_kernels_exit_with_the_worst_of_their_codes(folder: Path) -> Non
         (("check", "my.py:not_callable", "--contract", "decode"), "not a callable"),
         (("check", "my.py:takes_something_else", "--contract", "up-projection"), "takes weight, which the contract"),
         (("check", "my.py:takes_too_little", "--contract", "up-projection"), "end its parameters with **_"),
+        (("check", "my.py:by_position", "--contract", "up-projection"), "takes x by position only"),
+        (("check", "my.py:later", "--contract", "up-projection"), "later is an async function or a generator"),
+        (("check", "my.py:Kernel", "--contract", "up-projection"), "Kernel is a class; name an instance"),
         (("check", "up_projection_copy", "--device", "cuda:99"), "there is no cuda:99 here"),
         (("check", "up_projection_copy", "--device", "abacus"), "'abacus' is no device"),
         (("check", "up_projection_copy", "--dtype", "float64"), "does not support dtype 'float64'"),
