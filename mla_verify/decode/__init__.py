@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from mla_verify.contract import Contract
 from mla_verify.decode.baseline import baseline
 from mla_verify.decode.expectation import expect
-from mla_verify.decode.tensors import ARGUMENTS, OUTPUTS, place
+from mla_verify.decode.tensors import OUTPUTS, place
 from mla_verify.kernel import Kernel
 from strategies.decode import decode_problems, invalid_decode_problems
 from strategies.invalid import DECODE_INVALID
@@ -49,7 +49,6 @@ def _describe(problem: DecodeProblem) -> str:
 CONTRACT: Final = Contract(
     name="decode",
     outputs=OUTPUTS,
-    arguments=ARGUMENTS,
     problem_type=DecodeProblem,
     problems=_problems,
     invalid_problems=_invalid_problems,

@@ -20,26 +20,9 @@ from sanitizer.plan import Fills, TensorPlan
 from strategies.layouts import CONTIGUOUS, Layout
 from strategies.problems import DecodeProblem
 
-__all__ = ["ARGUMENTS", "OUTPUTS", "place"]
+__all__ = ["OUTPUTS", "place"]
 
 OUTPUTS: Final = ("o", "lse")
-ARGUMENTS: Final = (
-    "q",
-    "kv_buffer",
-    "o",
-    "lse",
-    "qo_indptr",
-    "kv_indptr",
-    "kv_indices",
-    "kv_last_page_lens",
-    "block_table",
-    "seq_lens",
-    "page_size",
-    "max_seqlen_q",
-    "sm_scale",
-    "num_kv_splits",
-)
-
 _PLAIN: Final = Fills()
 
 Int32s = npt.NDArray[np.int32]
