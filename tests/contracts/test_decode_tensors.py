@@ -16,6 +16,7 @@ from mla_verify.contract import Placement
 from mla_verify.decode import CONTRACT
 from mla_verify.kernel import Kernel
 from mla_verify.kernels.torch_decode import decode_split_kv_empty, decode_split_kv_zeros
+from mla_verify.registry import ARGUMENTS
 from sanitizer.arena import Arena
 from sanitizer.plan import Element, TensorPlan
 from sanitizer.secrets import Secret
@@ -104,7 +105,7 @@ def test_the_plain_arguments_follow_from_the_problem() -> None:
     placement, plans = placed(replace(PROBLEM, with_lse=False))
     assert placement.arguments["lse"] is None
     assert "lse" not in plans
-    assert set(CONTRACT.arguments) == set(plans) | set(placement.arguments)
+    assert set(ARGUMENTS["decode"]) == set(plans) | set(placement.arguments)
 
 
 def test_a_page_before_the_cache_lies_within_its_guard() -> None:
