@@ -16,7 +16,7 @@ from mla_verify.errors import UsageError
 from mla_verify.kernel import LIMITS, PRECONDITIONS, VALIDATIONS, Kernel
 from sanitizer.finding import CLAUSES
 
-__all__ = ["add", "check_signature", "register", "registered", "resolve"]
+__all__ = ["ARGUMENTS", "add", "check_signature", "register", "registered", "resolve"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -45,7 +45,10 @@ _KERNELS: dict[str, Kernel] = {}
 _OF_CALLABLE: dict[int, Kernel] = {}  # id of a decorated callable → its registration
 _SHIPPED: Final = (
     "mla_verify.kernels.aiter_registered",
+    "mla_verify.kernels.flashinfer_paged",
+    "mla_verify.kernels.flashmla_dense",
     "mla_verify.kernels.shipped",
+    "mla_verify.kernels.sglang_triton",
     "mla_verify.kernels.triton_registered",
     "mla_verify.kernels.vllm_adapters",
     "mla_verify.kernels.vllm_triton",

@@ -17,7 +17,17 @@ import torch
 from mla_verify.errors import Unavailable
 from mla_verify.kernels.triton_launch import interpreted
 
-__all__ = ["find_source", "imported", "load_source", "member", "stand_in", "standing_in", "triton_here", "version_of"]
+__all__ = [
+    "cuda_here",
+    "find_source",
+    "imported",
+    "load_source",
+    "member",
+    "stand_in",
+    "standing_in",
+    "triton_here",
+    "version_of",
+]
 
 # What importing a library that does not fit its surroundings may raise.
 IMPORT_ERRORS: Final = (ImportError, AttributeError, RuntimeError, OSError, TypeError, ValueError, AssertionError)
@@ -29,6 +39,12 @@ def triton_here(what: str) -> None:
         raise Unavailable(f"{what} is written in Triton, which is not installed")
     if not torch.cuda.is_available() and not interpreted():
         raise Unavailable(f"{what} needs a GPU, or TRITON_INTERPRET=1 in the environment before Triton is imported")
+
+
+def cuda_here(what: str) -> None:
+    """Raise Unavailable unless torch has an NVIDIA GPU to run on."""
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        raise Unavailable(f"{what} needs an NVIDIA GPU and a CUDA build of torch")
 
 
 def version_of(*distributions: str) -> str | None:

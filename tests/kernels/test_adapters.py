@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
+import torch
 
 from mla_verify.errors import Unavailable
-from mla_verify.kernels import foreign
+from mla_verify.kernels import foreign, sglang_triton
 from mla_verify.loading import open_bench
-from mla_verify.registry import registered
+from mla_verify.registry import registered, resolve
+
+_ADAPTED: Final = ("aiter_", "flashinfer_", "flashmla_", "sglang_", "vllm_triton")
+_GPU_ONLY: Final = ("flashinfer_mla_decode", "flashinfer_mla_decode_zeros", "flashmla_decode")
 
 
 def test_a_package_that_is_not_there_is_named() -> None:
@@ -44,9 +49,7 @@ def test_a_source_that_does_not_load_says_why(tmp_path: Path) -> None:
         foreign.load_source("kernel", path, {})
 
 
-@pytest.mark.parametrize(
-    "name", [kernel.name for kernel in registered() if kernel.name.startswith(("aiter_", "vllm_triton", "sglang_"))]
-)
+@pytest.mark.parametrize("name", [kernel.name for kernel in registered() if kernel.name.startswith(_ADAPTED)])
 def test_an_adapter_loads_or_says_why_not(name: str) -> None:
     """Where a library is absent the kernel is unavailable, in one line that names what is missing."""
     (kernel,) = (kernel for kernel in registered() if kernel.name == name)
@@ -57,3 +60,50 @@ def test_an_adapter_loads_or_says_why_not(name: str) -> None:
         said = str(reason)
     assert "\n" not in said
     assert not said or any(word in said.lower() for word in ("install", "triton", "rocm", "cuda"))
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+@pytest.mark.parametrize("name", _GPU_ONLY)
+def test_an_adapter_for_gpus_names_the_library_that_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not installed is said first, whether or not there is a GPU."""
+    package = "flash_mla" if name.startswith("flashmla") else "flashinfer"
+    monkeypatch.setattr(foreign.importlib.util, "find_spec", _nothing)
+    with pytest.raises(Unavailable, match=f"^{package} is not installed$"):
+        resolve(name).load()
+
+
+@pytest.mark.parametrize("name", _GPU_ONLY)
+def test_an_adapter_for_gpus_asks_for_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed library without a GPU is not imported: the sentence says what it needs."""
+    package = tmp_path / ("flash_mla" if name.startswith("flashmla") else "flashinfer")
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemError('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(foreign.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Unavailable, match=r"needs an NVIDIA GPU and a CUDA build of torch$"):
+        resolve(name).load()
+
+
+@pytest.mark.parametrize("name", _GPU_ONLY)
+def test_an_adapter_for_gpus_does_not_run_on_a_cpu(name: str) -> None:
+    """Its device is declared, and the report says that nobody has run it yet."""
+    kernel = resolve(name)
+    with pytest.raises(Unavailable, match="runs on cuda, not on cpu"):
+        open_bench(kernel)
+    assert any("never run on a GPU" in note for note in kernel.notes)
+
+
+def test_slots_are_counted_in_tokens_for_sglang() -> None:
+    """Pages become the slots of their keys, in order; a partial page and an empty request add what they hold."""
+    token_index = sglang_triton._token_index  # pyright: ignore[reportPrivateUsage]  # the conversion by itself
+    indptr, slots = token_index(
+        torch.tensor([0, 2, 2, 3], dtype=torch.int32),
+        torch.tensor([5, 1, 7, -1], dtype=torch.int32),  # the last entry is a tail
+        torch.tensor([6, 0, 1], dtype=torch.int32),
+        4,
+    )
+    assert indptr.tolist() == [0, 6, 6, 7]
+    assert slots.tolist() == [20, 21, 22, 23, 4, 5, 28]
