@@ -103,7 +103,7 @@ def _launch(
     batch, num_kv_splits = kv_last_page_lens.shape[0], part_lse.shape[1]
     latent_block = block(kv_lora_rank)
     lanes = _lane_block(max_seqlen_q * num_heads, latent_block, work=batch * num_kv_splits)
-    keys = 64 if interpreted() else max(16, min(64, _TILE_BYTES // (latent_block * q.element_size())))
+    keys = _key_block(kv_buffer, num_kv_splits, latent_block)
     tiles = -(-max_seqlen_q * num_heads // lanes)
     if batch * tiles == 0:
         return  # no row belongs to anybody, and a grid may not be empty
@@ -163,6 +163,16 @@ def _lane_block(lanes: int, latent_block: int, *, work: int) -> int:
     if interpreted():
         return block(-(-lanes // max(1, PROGRAMS // max(1, work))), most=_MOST_ELEMENTS // latent_block)
     return block(lanes, most=max(16, min(64, _TILE_BYTES // (4 * latent_block))))
+
+
+def _key_block(kv_buffer: Tensor, num_kv_splits: int, latent_block: int) -> int:
+    """How many keys a program takes at a time: what shared memory holds, in the interpreter no more than can be there.
+
+    A long split takes several turns in both.
+    """
+    if interpreted():
+        return block(-(-kv_buffer.shape[0] * kv_buffer.shape[1] // num_kv_splits), most=64)
+    return max(16, min(64, _TILE_BYTES // (latent_block * kv_buffer.element_size())))
 
 
 def _refuse(

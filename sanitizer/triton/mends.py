@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sanitizer.triton import arithmetic, conversions, probes, syntax
+from sanitizer.triton import arithmetic, conversions, probes, shortcuts, syntax
 from sanitizer.triton.patching import Patches
 
 __all__ = ["MENDS", "Mend", "active_mends", "mended", "needed"]
@@ -83,6 +83,7 @@ def mended() -> Generator[tuple[str, ...], None, None]:
         if patches is not None:
             for mend in mends:
                 mend.apply(interpreter, patches)
+            shortcuts.shorten(interpreter, patches)
         _depth += 1
         try:
             yield tuple(mend.name for mend in mends)

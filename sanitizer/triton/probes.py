@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["agrees_with_triton", "both_and_either", "chained", "counted", "negated"]
+__all__ = ["agrees_with_triton", "both_and_either", "chained", "counted", "negated", "wrapped"]
 
 # Stands for triton.language from the first probe on: kernels read it as a global of their module.
 tl: Any = None
@@ -45,11 +45,18 @@ def counted(numbers: Any, out: Any) -> None:
     tl.store(out + lanes, total)
 
 
+def wrapped(numbers: Any, out: Any) -> None:
+    """A sum that int32 does not hold: it wraps around, and nothing is raised."""
+    lanes = tl.arange(0, 4)
+    tl.store(out + lanes, tl.load(numbers + lanes) + 2147483646)
+
+
 _WANTED: dict[Kernel, list[int]] = {
     negated: [0, 0, 1, 1],
     both_and_either: [0, 1, 1, 1],
     chained: [0, 1, 1, 0],
     counted: [6, 6, 6, 6],
+    wrapped: [2147483646, 2147483647, -2147483648, -2147483647],
 }
 
 

@@ -41,6 +41,12 @@ def attend_kernel(  # noqa: PLR0915  a program is one straight line
 
     A split without keys writes nothing: stage 2 counts the splits in the same way and does not read it.
     """
+    latent = tl.cast(tl.arange(0, BLOCK_LATENT), tl.int64)
+    latent_live = latent < kv_lora_rank
+    if BLOCK_ROPE > 0:
+        rope = tl.cast(tl.arange(0, BLOCK_ROPE), tl.int64)
+        rope_live = rope < qk_rope_head_dim
+        rope = rope + kv_lora_rank
     for item in range(tl.program_id(0), batch * num_kv_splits * lane_tiles, tl.num_programs(0)):
         request = item // (num_kv_splits * lane_tiles)
         split = (item // lane_tiles) % num_kv_splits
@@ -63,16 +69,11 @@ def attend_kernel(  # noqa: PLR0915  a program is one straight line
             head = tl.cast(lane % num_heads, tl.int64)
             # The last row sees every key, each row before it one key less.
             visible = num_keys - (num_rows - 1) + row_in_request
-            latent = tl.cast(tl.arange(0, BLOCK_LATENT), tl.int64)
-            latent_live = latent < kv_lora_rank
             q_lanes = q_ptr + row[:, None] * q_row_stride + head[:, None] * q_head_stride
             q_latent = tl.load(
                 q_lanes + latent[None, :] * q_column_stride, lane_live[:, None] & latent_live[None, :], other=0.0
             )
             if BLOCK_ROPE > 0:
-                rope = tl.cast(tl.arange(0, BLOCK_ROPE), tl.int64)
-                rope_live = rope < qk_rope_head_dim
-                rope = rope + kv_lora_rank
                 q_rope = tl.load(
                     q_lanes + rope[None, :] * q_column_stride, lane_live[:, None] & rope_live[None, :], other=0.0
                 )
@@ -148,6 +149,7 @@ def merge_kernel(
     BLOCK_LATENT: tl.constexpr,  # noqa: N803
 ):
     """Stage 2: weigh the splits by their share of the softmax, and write every row of every request once."""
+    latent = tl.cast(tl.arange(0, BLOCK_LATENT), tl.int64)
     for item in range(tl.program_id(0), batch * lane_tiles, tl.num_programs(0)):
         request = item // lane_tiles
         num_pages = tl.load(kv_indptr_ptr + request + 1) - tl.load(kv_indptr_ptr + request)
@@ -162,7 +164,6 @@ def merge_kernel(
         lane_live = lane < num_rows * num_heads
         row = tl.cast(first_row + lane // num_heads, tl.int64)
         head = tl.cast(lane % num_heads, tl.int64)
-        latent = tl.cast(tl.arange(0, BLOCK_LATENT), tl.int64)
         live = lane_live[:, None] & (latent < kv_lora_rank)[None, :]
         peak = tl.full((BLOCK_LANES,), float("-inf"), dtype=tl.float32)
         total = tl.full((BLOCK_LANES,), 0.0, dtype=tl.float32)
