@@ -14,7 +14,7 @@ from mla_verify.contract import Contract
 from mla_verify.decode.baseline import baseline
 from mla_verify.decode.expectation import expect
 from mla_verify.decode.tensors import OUTPUTS, place
-from mla_verify.kernel import Kernel
+from mla_verify.kernel import Kernel, limits_of
 from strategies.decode import decode_problems, invalid_decode_problems
 from strategies.invalid import DECODE_INVALID
 from strategies.limits import DecodeLimits
@@ -24,11 +24,11 @@ __all__ = ["CONTRACT"]
 
 
 def _limits(kernel: Kernel) -> DecodeLimits:
-    if kernel.limits is None:
-        return DecodeLimits()
-    if not isinstance(kernel.limits, DecodeLimits):
-        raise TypeError(f"{kernel.name}: limits of a decode are DecodeLimits, got {type(kernel.limits).__name__}")
-    return kernel.limits
+    """What may be drawn for a kernel, its preconditions obeyed."""
+    limits = limits_of(kernel)
+    if not isinstance(limits, DecodeLimits):
+        raise TypeError(f"{kernel.name}: limits of a decode are DecodeLimits, got {type(limits).__name__}")
+    return limits
 
 
 def _problems(kernel: Kernel) -> SearchStrategy[DecodeProblem]:

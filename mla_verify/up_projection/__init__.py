@@ -10,7 +10,7 @@ from typing import Final
 from hypothesis.strategies import SearchStrategy
 
 from mla_verify.contract import Contract
-from mla_verify.kernel import Kernel
+from mla_verify.kernel import Kernel, limits_of
 from mla_verify.up_projection.baseline import baseline
 from mla_verify.up_projection.expectation import expect
 from mla_verify.up_projection.tensors import place
@@ -24,12 +24,11 @@ __all__ = ["CONTRACT"]
 
 
 def _limits(kernel: Kernel) -> UpProjectionLimits:
-    if kernel.limits is None:
-        return UpProjectionLimits()
-    if not isinstance(kernel.limits, UpProjectionLimits):
-        got = type(kernel.limits).__name__
-        raise TypeError(f"{kernel.name}: limits of an up-projection are UpProjectionLimits, got {got}")
-    return kernel.limits
+    """What may be drawn for a kernel, its preconditions obeyed."""
+    limits = limits_of(kernel)
+    if not isinstance(limits, UpProjectionLimits):
+        raise TypeError(f"{kernel.name}: limits of an up-projection are UpProjectionLimits, got {type(limits).__name__}")
+    return limits
 
 
 def _problems(kernel: Kernel) -> SearchStrategy[UpProjectionProblem]:
