@@ -1,7 +1,6 @@
 """The up-projection's program: one tile of one head's matrix product."""
 
 # No `from __future__ import annotations`: the interpreter compares the annotation `tl.constexpr` with the type itself.
-# Helpers that are themselves jitted (cdiv, zeros) cost the interpreter a millisecond a call, so they are spelled out.
 # pyright: basic
 import triton
 import triton.language as tl
