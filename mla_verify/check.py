@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from hypothesis import reject
 from hypothesis.database import ExampleDatabase
-from hypothesis.errors import Flaky, InvalidArgument
+from hypothesis.errors import Flaky, InvalidArgument, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from mla_verify.cases import save_case
@@ -184,6 +185,8 @@ class _Search:
             searching = target is None
             if self._is_over(searching, shrinking_since):
                 raise _TimeUp
+            if self.tally.quarantines(problem):
+                reject()  # not launched, and so not counted: another one is drawn in its place
             seen += searching
             finding = self._look_at(problem, searching=searching, target=target, invalid=invalid)
             if finding is None:
@@ -211,6 +214,8 @@ class _Search:
         except ClauseViolation:
             self._keep(smallest)
             return seen
+        except Unsatisfiable:
+            return None  # every problem is quarantined
         except Flaky:
             # The kernel remembers earlier calls: what it did once it did not do again on the same problem.
             self._keep(smallest, remark="; seen once: the same problem passed when it was run again")
@@ -249,8 +254,6 @@ class _Search:
     def _look_at(self, problem: Any, *, searching: bool, target: str | None, invalid: bool) -> Finding | None:
         """Examine one problem; the finding to raise, if any: the target's while shrinking, else a new clause's."""
         tally = self.tally
-        if tally.quarantines(problem):
-            return None  # not launched, and so not counted
         if searching:
             tally.examples += not invalid
             tally.invalid_examples += invalid

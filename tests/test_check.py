@@ -259,3 +259,16 @@ def test_limits_that_cannot_be_drawn_from_are_a_usage_error() -> None:
         check(kernel(right, limits=UpProjectionLimits(dtypes=("float64",))), examples=5, seed=0)
     with pytest.raises(UsageError, match="num_heads"):
         check(kernel(right, limits=UpProjectionLimits(num_heads=())), examples=5, seed=0)
+
+
+def test_where_every_problem_is_quarantined_nothing_is_launched_and_nothing_passes() -> None:
+    """Quarantined problems are replaced by others; where there are no others, no clause has a verdict."""
+
+    def never_called(**_: Any) -> None:
+        raise AssertionError("launched")
+
+    known = KnownDeviation(clause="survival", problems=lambda _: True, reason="crashes", quarantine=True)
+    report = check(kernel(never_called, known_deviations=(known,)), examples=20, seed=0)
+    assert report.examples == 0
+    assert report.clauses["coverage"].reason == "no problem was run"
+    assert report.clauses["survival"].verdict == "known"
