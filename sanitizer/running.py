@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sanitizer.arena import Arena
 from sanitizer.finding import Finding
-from sanitizer.global_state import kept_state
+from sanitizer.global_state import ProcessState
 from sanitizer.interception import Interceptor
 from sanitizer.observing import Observer, Scene
 from sanitizer.plan import Fills, TensorPlan
@@ -85,6 +85,7 @@ class Runner:
     stopwatch: Stopwatch
     observer: Observer | None = None
     _plans: dict[str, TensorPlan] = field(init=False)
+    _state: ProcessState = field(init=False, default_factory=ProcessState)
 
     def __post_init__(self) -> None:
         self._plans = {plan.name: plan for plan in self.arena.plans if plan.role == "output"}
@@ -118,7 +119,7 @@ class Runner:
             secret, arena.device, handed_out=arena.handed_out, fence=arena.fence, marked=marked, tracking=tracking
         )
         stopwatch.lap("fill")
-        left = _called(self.call, tensors, interceptor, arena, self._observed(tensors, interceptor))
+        left = _called(self.call, tensors, interceptor, arena, self._observed(tensors, interceptor), self._state)
         stopwatch.lap("runs")
         stopwatch.move(interceptor.seconds, source="runs", target="intercept")
         findings = arena.layout_changes(tensors)
@@ -207,11 +208,11 @@ def _called(
     interceptor: Interceptor,
     arena: Arena,
     observed: contextlib.AbstractContextManager[object],
+    state: ProcessState,
 ) -> Left:
     """Call the kernel, with warnings recorded and never raised. This is the one place that catches everything."""
     try:
         with (
-            kept_state(),
             warnings.catch_warnings(record=True),
             torch.no_grad(),
             interceptor,
@@ -225,6 +226,8 @@ def _called(
         raise  # somebody wants the whole run to end
     except BaseException as error:  # noqa: BLE001 - whatever a kernel raises is what we are here to report
         return Left({}, _without_locals(error))
+    finally:
+        state.restore()
     return Left(returned or {}, None)
 
 

@@ -36,9 +36,6 @@ _BMM_ACCEPTS: Final = (
 # The CPU's bf16 product treats subnormals as zero for some shapes (8 of 15 measured); fp16 and fp32 keep them.
 _CPU_BMM: Final = Arithmetic(subnormals="flushed")
 
-# oneDNN repacks both operands and takes scratch for 16-bit products: 3 pieces with torch 2.13.0, and one to spare.
-_BMM_SCRATCH: Final = 4
-
 SHIPPED: Final = (
     Kernel(
         name="up_projection_direct",
@@ -48,7 +45,6 @@ SHIPPED: Final = (
         arithmetic=_CPU_BMM,
         validates=("shapes", "dtypes", "overlap"),
         known_deviations=(*_BMM_ACCEPTS, AMX_SPREADS_INFINITY),
-        allocations=_BMM_SCRATCH,
         baseline="up_projection_copy",
     ),
     Kernel(
@@ -59,7 +55,6 @@ SHIPPED: Final = (
         arithmetic=_CPU_BMM,
         validates=("shapes",),
         known_deviations=(AMX_SPREADS_INFINITY,),
-        allocations=_BMM_SCRATCH + 1,
     ),
     Kernel(
         name="decode_split_kv_empty",
