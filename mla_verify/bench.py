@@ -302,7 +302,7 @@ def print_bench(rows: dict[str, list[dict[str, Any]]], *, to: Console | None = N
     table = Table(box=None, pad_edge=False, header_style="bold", title="ms per check, median", title_justify="left")
     for column in ("contract", "problem"):
         table.add_column(column, no_wrap=True)
-    for column in (*PHASES, "total", "sanitizer/rest", "memory/tensors", "oracle MiB"):
+    for column in (*PHASES, "total", "san./rest", "mem./tens", "oracle MiB"):
         table.add_column(column, justify="right")
     for row in rows["phases"]:
         cells = [f"{row['milliseconds'][phase]:.2f}" for phase in PHASES]
