@@ -87,9 +87,7 @@ def test_an_unknown_kernel_is_a_usage_error(folder: Path) -> None:
 
 def test_runs_that_do_not_use_our_options_are_left_alone(folder: Path) -> None:
     """With the plugin loaded and none of its options given, a folder's own tests run as ever, torch not imported."""
-    (folder / "test_own.py").write_text(
-        "import sys\n\ndef test_own():\n    assert 'torch' not in sys.modules\n"
-    )
+    (folder / "test_own.py").write_text("import sys\n\ndef test_own():\n    assert 'torch' not in sys.modules\n")
     (folder / "strategies").mkdir()
     (folder / "strategies" / "__init__.py").write_text("")
     done = pytest_in(folder)
