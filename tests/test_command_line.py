@@ -125,7 +125,10 @@ def test_several_kernels_exit_with_the_worst_of_their_codes(folder: Path) -> Non
         (("check", "os.path;print:kernel"), "is no module name"),
         (("check", "broken.py:kernel"), "cannot import broken.py: ModuleNotFoundError"),
         (("check", "leaves.py:kernel"), "cannot import leaves.py: SystemExit"),
-        (("check", "my.py:absent", "--contract", "decode"), "my.py has no 'absent'; it has kernel"),
+        (
+            ("check", "my.py:absent", "--contract", "decode"),
+            "my.py has no 'absent'; it has Kernel, by_position, kernel",
+        ),
         (("check", "my.py:kernel"), "say which contract it keeps"),
         (("check", "my.py:kernel", "--contract", "prefill"), "unknown contract 'prefill'"),
         (("check", "my.py:not_callable", "--contract", "decode"), "not a callable"),

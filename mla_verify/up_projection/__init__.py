@@ -27,7 +27,8 @@ def _limits(kernel: Kernel) -> UpProjectionLimits:
     """What may be drawn for a kernel, its preconditions obeyed."""
     limits = limits_of(kernel)
     if not isinstance(limits, UpProjectionLimits):
-        raise TypeError(f"{kernel.name}: limits of an up-projection are UpProjectionLimits, not {type(limits)}")
+        got = type(limits).__name__
+        raise TypeError(f"{kernel.name}: limits of an up-projection are UpProjectionLimits, got {got}")
     return limits
 
 
