@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -14,7 +15,14 @@ from mla_verify.errors import Unavailable
 from mla_verify.kernels.aiter_stage1 import model_stage1
 from mla_verify.kernels.foreign import find_source, imported, load_source, member, stand_in, triton_here
 
-__all__ = ["MODELLED", "load_mla_decode", "load_mla_decode_zeros", "load_rope_decode", "load_triton_mla_decode"]
+__all__ = [
+    "MODELLED",
+    "load_mla_decode",
+    "load_mla_decode_zeros",
+    "load_rope_decode",
+    "load_rotating_rope_decode",
+    "load_triton_mla_decode",
+]
 
 MODELLED: Final = torch.version.hip is None
 """Whether stage 1 of `mla_decode_fwd` is a model here: its assembly runs on ROCm only."""
@@ -123,6 +131,15 @@ def load_triton_mla_decode() -> Callable[..., None]:
 
 def load_rope_decode() -> Callable[..., None]:
     """`decode_attention_fwd_grouped_rope` with its rotation off: one row a request, one key a page, no lse."""
+    return _rope_decode(rotating=False)
+
+
+def load_rotating_rope_decode() -> Callable[..., None]:
+    """The same with its rotation on, by an angle of 0: it loads and rotates the last key, too."""
+    return _rope_decode(rotating=True)
+
+
+def _rope_decode(*, rotating: bool) -> Callable[..., None]:
     forward = member(_triton_part("attention.mla_decode_rope"), "decode_attention_fwd_grouped_rope", what=_WHAT)
 
     def aiter_rope_decode(
@@ -142,6 +159,7 @@ def load_rope_decode() -> Callable[..., None]:
         keys = kv_buffer.squeeze(2)  # a page of one key is a row of [tokens, 1, width]
         # One slot more than values: the last one holds the split's log-sum-exp.
         partials = torch.empty((batch, heads, num_kv_splits, latent + 1), dtype=torch.float32, device=q.device)
+        rotation = _rotation_by_zero(q, width=q.shape[2] - latent, batch=batch) if rotating else _NO_ROTATION
         forward(
             q[:batch],
             keys,
@@ -149,17 +167,42 @@ def load_rope_decode() -> Callable[..., None]:
             o[:batch],
             kv_indptr,
             kv_indices,
-            None,
+            rotation.rotated_keys,
             latent,
-            0,
-            None,
-            None,
+            rotation.width,
+            rotation.cos_sin_cache,
+            rotation.positions,
             partials,
             num_kv_splits,
             sm_scale,
+            use_rope=rotating,
         )
 
     return aiter_rope_decode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rotation:
+    """What the rope decode rotates by, and where it leaves each request's last key, rotated."""
+
+    width: int = 0
+    cos_sin_cache: Tensor | None = None  # [positions, width]: cosines, then sines
+    positions: Tensor | None = None  # int64 [batch]
+    rotated_keys: Tensor | None = None  # [batch, width]
+
+
+_NO_ROTATION: Final = _Rotation()
+
+
+def _rotation_by_zero(q: Tensor, *, width: int, batch: int) -> _Rotation:
+    """Cosine 1 and sine 0 at position 0, for every request."""
+    cosines, sines = q.new_ones(1, width // 2), q.new_zeros(1, width // 2)
+    return _Rotation(
+        width=width,
+        cos_sin_cache=torch.cat((cosines, sines), dim=1),
+        positions=torch.zeros(batch, dtype=torch.int64, device=q.device),
+        rotated_keys=q.new_empty(batch, width),
+    )
 
 
 def _mla_decode_fwd() -> Callable[..., Any]:

@@ -53,6 +53,11 @@ _EMPTY_TRITON: Final = KnownDeviation(
     problems=_sees_no_key,
     reason="a sum over no keys is divided by 0: a row without keys is written with NaN",
 )
+_LAST_KEY_OF_NONE: Final = KnownDeviation(
+    clause="survival",
+    problems=lambda problem: problem.kv_lens[:1] == (0,),
+    reason="the last key of a first request without keys is looked up at kv_indices[-1], and loaded from there",
+)
 _WHOLE_PAGES: Final = KnownDeviation(
     clause="independence",
     problems=_has_partial_page,
@@ -78,6 +83,25 @@ _KNOWN: Final = (
         reason="with one split for every request stage 2 copies the result and leaves the returned lse unwritten",
     ),
 )
+
+
+_ROPE_DECODE: Final[dict[str, Any]] = {
+    "contract": "decode",
+    "limits": DecodeLimits(
+        dtypes=("float16", "bfloat16"),
+        kv_lora_rank=(64,),
+        qk_rope_head_dim=(16,),
+        num_heads=(1, 2, 8),
+        page_sizes=(1,),
+        max_batch=2,
+        max_q_len=1,
+        max_num_kv_splits=4,
+        uniform_q=True,
+        lse="never",
+    ),
+    "preconditions": ("contiguous_q", "contiguous_o", "contiguous_cache"),
+    "triton": True,
+}
 
 
 def _limits(lse: str) -> DecodeLimits:
@@ -151,24 +175,17 @@ AITER_KERNELS: Final = (
     ),
     Kernel(
         name="aiter_rope_decode",
-        contract="decode",
         load=aiter_kernels.load_rope_decode,
         summary="AITER decode_attention_fwd_grouped_rope, rotation off",
-        limits=DecodeLimits(
-            dtypes=("float16", "bfloat16"),
-            kv_lora_rank=(64,),
-            qk_rope_head_dim=(16,),
-            num_heads=(1, 2, 8),
-            page_sizes=(1,),
-            max_batch=2,
-            max_q_len=1,
-            max_num_kv_splits=4,
-            uniform_q=True,
-            lse="never",
-        ),
-        preconditions=("contiguous_q", "contiguous_o", "contiguous_cache"),
         known_deviations=(_EMPTY_TRITON,),
-        triton=True,
+        **_ROPE_DECODE,
+    ),
+    Kernel(
+        name="aiter_rope_decode_rotating",
+        load=aiter_kernels.load_rotating_rope_decode,
+        summary="the same with its rotation on, by an angle of 0",
+        known_deviations=(_EMPTY_TRITON, _LAST_KEY_OF_NONE),
+        **_ROPE_DECODE,
     ),
 )
 
