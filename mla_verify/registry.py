@@ -44,6 +44,7 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
 _KERNELS: dict[str, Kernel] = {}
 _OF_CALLABLE: dict[int, Kernel] = {}  # id of a decorated callable → its registration
 _SHIPPED: Final = (
+    "mla_verify.kernels.aiter_persistent",
     "mla_verify.kernels.aiter_registered",
     "mla_verify.kernels.flashinfer_paged",
     "mla_verify.kernels.flashmla_dense",

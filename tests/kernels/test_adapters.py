@@ -15,7 +15,15 @@ from mla_verify.loading import open_bench
 from mla_verify.registry import registered, resolve
 
 _ADAPTED: Final = ("aiter_", "flashinfer_", "flashmla_", "sglang_", "vllm_triton")
-_GPU_ONLY: Final = ("flashinfer_mla_decode", "flashinfer_mla_decode_zeros", "flashmla_decode")
+_PACKAGES: Final = {"aiter": "aiter", "flashinfer": "flashinfer", "flashmla": "flash_mla"}
+_GPU_ONLY: Final = (
+    "aiter_mla_decode_persistent",
+    "aiter_mla_decode_persistent_claim",
+    "aiter_mla_decode_persistent_zeros",
+    "flashinfer_mla_decode",
+    "flashinfer_mla_decode_zeros",
+    "flashmla_decode",
+)
 
 
 def test_a_package_that_is_not_there_is_named() -> None:
@@ -62,6 +70,10 @@ def test_an_adapter_loads_or_says_why_not(name: str) -> None:
     assert not said or any(word in said.lower() for word in ("install", "triton", "rocm", "cuda"))
 
 
+def _package(name: str) -> str:
+    return next(package for prefix, package in _PACKAGES.items() if name.startswith(prefix))
+
+
 def _nothing(*_: object) -> None:
     return None
 
@@ -69,7 +81,7 @@ def _nothing(*_: object) -> None:
 @pytest.mark.parametrize("name", _GPU_ONLY)
 def test_an_adapter_for_gpus_names_the_library_that_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not installed is said first, whether or not there is a GPU."""
-    package = "flash_mla" if name.startswith("flashmla") else "flashinfer"
+    package = _package(name)
     monkeypatch.setattr(foreign.importlib.util, "find_spec", _nothing)
     with pytest.raises(Unavailable, match=f"^{package} is not installed$"):
         resolve(name).load()
@@ -78,12 +90,12 @@ def test_an_adapter_for_gpus_names_the_library_that_is_missing(name: str, monkey
 @pytest.mark.parametrize("name", _GPU_ONLY)
 def test_an_adapter_for_gpus_asks_for_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed library without a GPU is not imported: the sentence says what it needs."""
-    package = tmp_path / ("flash_mla" if name.startswith("flashmla") else "flashinfer")
+    package = tmp_path / _package(name)
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemError('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(foreign.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Unavailable, match=r"needs an NVIDIA GPU and a CUDA build of torch$"):
+    with pytest.raises(Unavailable, match=r"needs (an NVIDIA GPU and a CUDA|an AMD GPU and a ROCm) build of torch$"):
         resolve(name).load()
 
 
