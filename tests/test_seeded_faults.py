@@ -7,10 +7,10 @@ from typing import Final
 import pytest
 
 from mla_verify.check import check
+from mla_verify.faults import decode, up_projection
+from mla_verify.faults.fault import Fault, kernel_of
+from mla_verify.faults.right import RIGHT
 from mla_verify.kernel import Kernel
-from tests.faults import decode, up_projection
-from tests.faults.fault import Fault, kernel_of
-from tests.faults.right import RIGHT
 
 _EXAMPLES: Final = 200
 _FAULTS: Final = sorted((*up_projection.FAULTS, *decode.FAULTS), key=lambda fault: fault.name)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from mla_verify.check import check
+from mla_verify.faults import decode, up_projection
+from mla_verify.faults.fault import Fault, kernel_of
+from mla_verify.faults.right import RIGHT
 from mla_verify.registry import registered
 from sanitizer.arena import Arena
 from sanitizer.plan import TensorPlan
 from sanitizer.secrets import Secret
-from tests.faults import decode, up_projection
-from tests.faults.fault import Fault, kernel_of
-from tests.faults.right import RIGHT
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,9 +13,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from mla_verify.faults.right import summed_then_copied
 from mla_verify.kernel import Kernel
 from strategies.limits import UpProjectionLimits
-from tests.faults.right import summed_then_copied
 
 __all__ = ["HEADS", "TOKENS", "WAYS"]
 

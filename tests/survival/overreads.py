@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from mla_verify.faults.right import one_pass, summed_then_copied
 from mla_verify.kernel import Kernel
-from tests.faults.right import one_pass, summed_then_copied
 
 __all__ = ["SIDES", "TENSORS", "name_of"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.faults.right import RIGHT
+from mla_verify.faults.right import RIGHT
 
 __all__ = ["NAMES"]
 

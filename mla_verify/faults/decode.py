@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tests.faults.attention import Request, attend, requests, split_bounds
-from tests.faults.fault import Fault
-from tests.faults.stray import store_behind, store_in_row_gaps
+from mla_verify.faults.attention import Request, attend, requests, split_bounds
+from mla_verify.faults.fault import Fault
+from mla_verify.faults.stray import store_behind, store_in_row_gaps
 
 __all__ = ["FAULTS"]
 

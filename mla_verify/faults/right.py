@@ -9,9 +9,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from mla_verify.faults.attention import attend, requests, split_bounds
+from mla_verify.faults.fault import TARGETS
 from mla_verify.kernel import Arithmetic, Kernel
 from mla_verify.kernels.onednn import AMX_SPREADS_INFINITY
-from tests.faults.attention import attend, requests, split_bounds
 
 __all__ = ["RIGHT"]
 
@@ -151,7 +152,7 @@ def _kept(name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
 
 def _right(contract: str, call: Callable[..., Any], **declarations: Any) -> Kernel:
     name = f"{contract.replace('-', '_')}_{call.__name__}"
-    return Kernel(name=name, contract=contract, load=lambda: call, **declarations)
+    return Kernel(name=name, contract=contract, load=lambda: call, target=f"{TARGETS}:{name}", **declarations)
 
 
 RIGHT: Final[tuple[Kernel, ...]] = (

@@ -1,0 +1,1 @@
+"""Jitted functions of the corpus, imported at the first launch: Triton reads names from the module around them."""
