@@ -130,7 +130,7 @@ def check(
         clauses=tally.verdicts(findings, cut_short=search.cut_short),
         preconditions=kernel.preconditions,
         declarations=declarations_of(kernel),
-        notes=(*kernel.notes, *examiner.notes, *tally.notes.values()),
+        notes=(*kernel.notes, *examiner.notes, *tally.interception(), *tally.notes.values()),
         not_judged=tally.not_judged,
         findings=findings,
         deviations=tally.deviations(),

@@ -80,7 +80,6 @@ class Contract:
 
     name: str
     outputs: tuple[str, ...]
-    problem_type: type[Any]
     problems: Callable[[Kernel], SearchStrategy[Any]]
     invalid_problems: Callable[[Kernel], SearchStrategy[Any]]
     place: Callable[[Any, Kernel, torch.device], Placement]

@@ -16,6 +16,8 @@ __all__ = ["Tally"]
 # What can be said only of calls that came back, and of those, what needs an output element to be said of.
 _OF_A_RESULT: Final = ("coverage", "independence", "containment", "agreement", "layout", "repeatability", "economy")
 _OF_AN_ELEMENT: Final = ("coverage", "independence", "agreement", "repeatability")
+_INTERCEPTED: Final = "memory that the kernel allocated itself was filled with secrets"
+_OUT_OF_REACH: Final = "what C++ operators, other threads and raw storages allocate was not"
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +41,13 @@ class Tally:
         """Remember the first note of each kind."""
         for note in notes:
             self.notes.setdefault(note.split(":", 1)[0], note)
+
+    def interception(self) -> tuple[str, ...]:
+        """A note of the scratch that was filled with secrets, and of what lies out of reach."""
+        if not self.intercepted:
+            return ()
+        pieces = "1 piece" if self.intercepted == 1 else f"{self.intercepted:,} pieces"
+        return (f"{_INTERCEPTED}: {pieces} in {self.examples:,} examples; {_OUT_OF_REACH}",)
 
     def quarantines(self, problem: Any) -> bool:
         """Whether a known deviation forbids launching this problem; counts it as matched."""

@@ -272,3 +272,17 @@ def test_where_every_problem_is_quarantined_nothing_is_launched_and_nothing_pass
     assert report.examples == 0
     assert report.clauses["coverage"].reason == "no problem was run"
     assert report.clauses["survival"].verdict == "known"
+
+
+def test_the_report_says_what_was_intercepted() -> None:
+    """A kernel with scratch of its own has it counted, beside what could not be seen; one without has no such note."""
+
+    def with_scratch(x: Tensor, w_uv: Tensor, out: Tensor, **_: Any) -> None:
+        scratch = torch.empty(out.shape, dtype=torch.float32)
+        scratch.copy_(product(x, w_uv))
+        out.copy_(scratch)
+
+    (note,) = (note for note in check(kernel(with_scratch), examples=10, seed=0).notes if "secrets" in note)
+    assert note.startswith("memory that the kernel allocated itself was filled with secrets: ")
+    assert note.endswith("in 10 examples; what C++ operators, other threads and raw storages allocate was not")
+    assert not any("secrets" in note for note in check(kernel(right), examples=10, seed=0).notes)

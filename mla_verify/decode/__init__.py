@@ -49,7 +49,6 @@ def _describe(problem: DecodeProblem) -> str:
 CONTRACT: Final = Contract(
     name="decode",
     outputs=OUTPUTS,
-    problem_type=DecodeProblem,
     problems=_problems,
     invalid_problems=_invalid_problems,
     place=place,

@@ -44,7 +44,6 @@ def _invalid_problems(kernel: Kernel) -> SearchStrategy[UpProjectionProblem]:
 CONTRACT: Final = Contract(
     name="up-projection",
     outputs=("out",),
-    problem_type=UpProjectionProblem,
     problems=_problems,
     invalid_problems=_invalid_problems,
     place=place,
