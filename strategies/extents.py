@@ -23,10 +23,19 @@ def elements_of(problem: Problem) -> int:
         latent, value = problem.kv_lora_rank, problem.v_head_dim
         return (
             extent_of((tokens, heads, latent), problem.x_layout)
-            + extent_of((heads, latent, value), problem.w_layout)
+            + _weight_elements(problem)
             + extent_of((tokens, heads, value), problem.out_layout)
         )
     return _decode_elements(problem)
+
+
+def _weight_elements(problem: UpProjectionProblem) -> int:
+    """Of the weight; quantised, its codes (scales among them, which are never more) and itself dequantised."""
+    heads, latent, value = problem.num_heads, problem.kv_lora_rank, problem.v_head_dim
+    if problem.weight_format == "plain":
+        return extent_of((heads, latent, value), problem.w_layout)
+    codes = extent_of((heads, value, latent), problem.w_layout)
+    return 2 * codes + heads * latent * value
 
 
 def _decode_elements(problem: DecodeProblem) -> int:

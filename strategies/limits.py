@@ -14,8 +14,8 @@ class UpProjectionLimits:
     """Limits of an up-projection kernel. A tuple lists the values that may be drawn; None leaves them free.
 
     `flat_rows`: heads of `out` must be adjacent (only its row stride may vary). `packed`: names of tensors
-    that must be contiguous (of x, w_uv, out). `aligned`: the first element of every tensor lies at a 16-byte
-    boundary (strides stay free).
+    that must be contiguous (of x, w_uv, w_q, out). `aligned`: the first element of every tensor lies at a 16-byte
+    boundary (strides stay free). `weight_formats`: some of plain, fp8, mxfp4. `fp8_formats`: which codes fp8 may be.
     """
 
     dtypes: tuple[str, ...] = _FLOATS
@@ -26,6 +26,8 @@ class UpProjectionLimits:
     flat_rows: bool = False
     packed: frozenset[str] = field(default_factory=frozenset[str])
     aligned: bool = False
+    weight_formats: tuple[str, ...] = ("plain",)
+    fp8_formats: tuple[str, ...] = ("e4m3fn",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class DecodeLimits:
     kernel has none) or "always". `packed`: names of tensors that must be contiguous (of q, o, lse, tables,
     cache). `aligned`: the first element of every tensor lies at a 16-byte boundary (strides stay free).
     `empty_requests`: whether requests without keys, and query rows that see none, may be drawn.
+    `kv_formats`: what the cache may hold, "plain" for the problem's dtype. `quantised_q`: whether q, where the
+    cache is quantised, has the cache's format too: "never", "optional" or "always".
     """
 
     dtypes: tuple[str, ...] = _FLOATS
@@ -53,6 +57,8 @@ class DecodeLimits:
     lse: str = "optional"
     packed: frozenset[str] = field(default_factory=frozenset[str])
     aligned: bool = False
+    kv_formats: tuple[str, ...] = ("plain",)
+    quantised_q: str = "never"
 
 
 Limits = UpProjectionLimits | DecodeLimits

@@ -22,7 +22,9 @@ class UpProjectionProblem:
     """x [num_tokens, num_heads, kv_lora_rank] @ w_uv [num_heads, kv_lora_rank, v_head_dim] into out.
 
     `regime` is one of exact, gaussian, extreme, special. `invalid` names what is wrong with an invalid
-    problem (a key of `strategies.invalid.UP_PROJECTION_INVALID`), None for a valid one.
+    problem (a key of `strategies.invalid.UP_PROJECTION_INVALID`), None for a valid one. With a `weight_format`
+    other than plain the weight comes in codes, [num_heads, v_head_dim, kv_lora_rank], and `w_layout` says how those
+    lie; `fp8_format` says which codes where that is fp8. mxfp4 packs two to a byte: kv_lora_rank is even then.
     """
 
     num_tokens: int = 1
@@ -37,6 +39,8 @@ class UpProjectionProblem:
     out_form: OutputForm = "view"
     seed: int = 0
     invalid: str | None = None
+    weight_format: str = "plain"
+    fp8_format: str = "e4m3fn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,9 @@ class DecodeProblem:
     ones. `page_pad` counts elements between the end of a page and the next page. `table_slack` counts unused
     columns of the block table behind the longest request's, `table_layout` how its rows lie; `index_tail`
     counts unused entries behind the last page id of `kv_indices`. Regimes: retrieval, uniform, gaussian,
-    extreme, special. `softmax_scale` is a power of two's exponent: sm_scale = 2**softmax_scale.
+    extreme, special. `softmax_scale` is a power of two's exponent: sm_scale = 2**softmax_scale. `q_format` and
+    `kv_format` are plain (the problem's dtype) or an fp8 format, whose codes stand for themselves times `q_scale`
+    and `kv_scale` (the decimals of a float32); o has the problem's dtype in any case.
     """
 
     kv_lens: tuple[int, ...] = (1,)
@@ -76,6 +82,10 @@ class DecodeProblem:
     softmax_scale: int = 0
     seed: int = 0
     invalid: str | None = None
+    q_format: str = "plain"
+    kv_format: str = "plain"
+    q_scale: str = "1"
+    kv_scale: str = "1"
 
     @property
     def num_rows(self) -> int:

@@ -10,7 +10,15 @@ from strategies.extents import elements_of
 from strategies.invalid import DECODE_INVALID, UP_PROJECTION_INVALID
 from strategies.layouts import INPUT_ONLY, Layout, LayoutKind
 from strategies.problems import DecodeProblem, OutputForm, PageOrder, Problem, UpProjectionProblem
-from strategies.vocabulary import DECODE_REGIMES, DTYPES, UP_PROJECTION_REGIMES
+from strategies.vocabulary import (
+    DECODE_FORMATS,
+    DECODE_REGIMES,
+    DECODE_SCALES,
+    DTYPES,
+    FP8_FORMATS,
+    UP_PROJECTION_REGIMES,
+    WEIGHT_FORMATS,
+)
 
 __all__ = ["ProblemError", "problem_from_json", "problem_to_json"]
 
@@ -38,12 +46,16 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
 
 
 def problem_from_json(data: object) -> Problem:
-    """The problem that `problem_to_json` wrote. Raises `ProblemError` for anything else."""
+    """The problem that `problem_to_json` wrote, now or before it had all of its fields.
+
+    Raises `ProblemError` for anything else.
+    """
     members = _members("problem", data)
     contract = members.pop("contract", None)
     if not isinstance(contract, str) or contract not in _CONTRACTS:
         raise ProblemError(_wanted("contract", contract, " or ".join(_CONTRACTS)))
     build, readers = _CONTRACTS[contract]
+    members = {**_YOUNGER[contract], **members}
     _same_names("problem", members, readers)
     problem = build(**{name: read(name, members[name]) for name, read in readers.items()})
     _check_whole(problem)
@@ -56,10 +68,20 @@ def _check_whole(problem: Problem) -> None:
         requests = len(problem.kv_lens)
         if len(problem.q_lens) != requests:
             raise ProblemError(_wanted("q_lens", problem.q_lens, f"one for each of {requests} requests"))
+        if problem.q_format not in ("plain", problem.kv_format):
+            raise ProblemError(_wanted("q_format", problem.q_format, f"plain or the cache's, {problem.kv_format}"))
+        for name in ("q", "kv"):
+            format_name, scale = getattr(problem, f"{name}_format"), getattr(problem, f"{name}_scale")
+            if format_name == "plain" and scale != "1":
+                raise ProblemError(_wanted(f"{name}_scale", scale, "1 where there are no codes"))
         # Rows and pages are walked one by one in places, even where their tensors are empty.
         for name, count in (("q_lens", problem.num_rows), ("kv_lens", sum(problem.pages_per_request))):
             if count > _MAX_SIZE:
                 raise ProblemError(f"{name}: {count} rows or pages in all, wanted at most {_MAX_SIZE}")
+    elif problem.weight_format == "mxfp4" and problem.kv_lora_rank % 2:
+        raise ProblemError(_wanted("kv_lora_rank", problem.kv_lora_rank, "an even int where the weight is mxfp4"))
+    elif problem.weight_format != "fp8" and problem.fp8_format != "e4m3fn":
+        raise ProblemError(_wanted("fp8_format", problem.fp8_format, "e4m3fn where the weight is not fp8"))
     elements = elements_of(problem)
     if elements > _MAX_ELEMENTS:
         raise ProblemError(f"problem: its tensors span {elements} elements, wanted at most {_MAX_ELEMENTS}")
@@ -166,6 +188,8 @@ _UP_PROJECTION: Final[dict[str, Reader]] = {
     "out_form": _out_form,
     "seed": _seed,
     "invalid": _fault(tuple(UP_PROJECTION_INVALID)),
+    "weight_format": _word(WEIGHT_FORMATS),
+    "fp8_format": _word(FP8_FORMATS),
 }
 _DECODE: Final[dict[str, Reader]] = {
     "kv_lens": _lengths,
@@ -193,8 +217,17 @@ _DECODE: Final[dict[str, Reader]] = {
     "softmax_scale": _integer(-_MAX_SCALE, _MAX_SCALE),
     "seed": _seed,
     "invalid": _fault(tuple(DECODE_INVALID)),
+    "q_format": _word(DECODE_FORMATS),
+    "kv_format": _word(DECODE_FORMATS),
+    "q_scale": _word(DECODE_SCALES),
+    "kv_scale": _word(DECODE_SCALES),
 }
 _CONTRACTS: Final[dict[str, tuple[Callable[..., Problem], dict[str, Reader]]]] = {
     "up-projection": (UpProjectionProblem, _UP_PROJECTION),
     "decode": (DecodeProblem, _DECODE),
+}
+# Fields that older files do not have, and what their problems meant by that.
+_YOUNGER: Final[dict[str, dict[str, object]]] = {
+    "up-projection": {"weight_format": "plain", "fp8_format": "e4m3fn"},
+    "decode": {"q_format": "plain", "kv_format": "plain", "q_scale": "1", "kv_scale": "1"},
 }

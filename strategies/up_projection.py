@@ -16,7 +16,6 @@ from strategies.layout_menus import (
     CUBE_KINDS,
     INPUT_KINDS,
     PADS,
-    WEIGHT_KINDS,
     kinds_for,
     lay,
     without_idle_numbers,
@@ -40,6 +39,17 @@ from strategies.sizes import (
     rarely,
 )
 from strategies.vocabulary import UP_PROJECTION_REGIMES
+from strategies.weight_formats import (
+    check_formats,
+    even,
+    format_choices,
+    kind_of_codes,
+    positive_rank,
+    rank_in_format,
+    shape_of_codes,
+    weight_kinds,
+    weight_shape,
+)
 
 __all__ = ["invalid_up_projection_problems", "up_projection_problems"]
 
@@ -73,6 +83,9 @@ class _Drawn(NamedTuple):
     out_form: OutputForm
     model_shape: tuple[int, int, int] | None
     seed: int
+    weight_format: str = "plain"
+    fp8_format: str = "e4m3fn"
+    more_groups: int = 0  # of a scale each, beside what kv_lora_rank says
 
 
 def up_projection_problems(
@@ -108,7 +121,8 @@ def _check(limits: UpProjectionLimits) -> None:
     check_limit("kv_lora_rank", limits.kv_lora_rank, minimum=0)
     check_limit("v_head_dim", limits.v_head_dim, minimum=0)
     check_maximum("max_num_tokens", limits.max_num_tokens)
-    check_names("packed", limits.packed, ("x", "w_uv", "out"), empty=True)
+    check_names("packed", limits.packed, ("x", "w_uv", "w_q", "out"), empty=True)
+    check_formats(limits)
 
 
 @lru_cache(maxsize=256)
@@ -126,13 +140,14 @@ def _problems(limits: UpProjectionLimits, regimes: tuple[str, ...]) -> SearchStr
         choice("dtype", check_dtypes(limits.dtypes)),
         choice("regime", regimes),
         choice("x_kind", kinds_for(INPUT_KINDS, packed="x" in packed)),
-        choice("w_kind", kinds_for(WEIGHT_KINDS, packed="w_uv" in packed)),
+        choice("w_kind", weight_kinds(limits)),
         choice("out_kind", out_kinds),
         choice("pad", PADS),
         choice("offsets", _OFFSETS),
         choice("out_form", ("view", "view", "owner")),
         choice("model_shape", rarely(_MODEL_SHAPES, allowed)),
         choice("seed", SEEDS),
+        *format_choices(limits),
     )
     return made_by(_problem, limits, choices)
 
@@ -141,6 +156,8 @@ def _problem(limits: UpProjectionLimits, choices: tuple[Choice, ...]) -> UpProje
     """Fit the sizes to what one example may cost, then let the layouts follow from the shapes."""
     drawn = _Drawn(**dict(choices))
     heads, latent, value = drawn.model_shape or (drawn.num_heads, drawn.kv_lora_rank, drawn.v_head_dim)
+    more_groups = 0 if drawn.model_shape else drawn.more_groups
+    latent = rank_in_format(drawn.weight_format, latent, limits.kv_lora_rank, more_groups=more_groups)
     heads = fitted(heads, _MAX_WEIGHT // max(1, latent * value), limits.num_heads)
     tokens = min(
         drawn.num_tokens,
@@ -149,7 +166,10 @@ def _problem(limits: UpProjectionLimits, choices: tuple[Choice, ...]) -> UpProje
     )
     x_offset, w_offset, out_offset = drawn.offsets
     aligned, pad = limits.aligned, drawn.pad
-    nope = _MODEL_NOPE if drawn.model_shape and drawn.w_kind.startswith("vllm") else pad
+    w_kind, w_shape = drawn.w_kind, (heads, latent, value)
+    if drawn.weight_format != "plain":
+        w_kind, w_shape = kind_of_codes(w_kind, limits), shape_of_codes(drawn.weight_format, w_shape)
+    nope = _MODEL_NOPE if drawn.model_shape and w_kind.startswith("vllm") else pad
     out_shape = (tokens, heads, value)
     out_kind = drawn.out_kind
     if limits.flat_rows and out_kind == "odd_singletons" and value == 1:
@@ -162,10 +182,12 @@ def _problem(limits: UpProjectionLimits, choices: tuple[Choice, ...]) -> UpProje
         dtype=drawn.dtype,
         regime=drawn.regime,
         x_layout=lay(drawn.x_kind, (tokens, heads, latent), pad=pad, offset=x_offset, aligned=aligned),
-        w_layout=lay(drawn.w_kind, (heads, latent, value), pad=nope, offset=w_offset, aligned=aligned),
+        w_layout=lay(w_kind, w_shape, pad=nope, offset=w_offset, aligned=aligned),
         out_layout=lay(out_kind, out_shape, pad=pad, offset=out_offset, aligned=aligned),
         out_form=drawn.out_form,
         seed=drawn.seed,
+        weight_format=drawn.weight_format,
+        fp8_format=drawn.fp8_format if drawn.weight_format == "fp8" else "e4m3fn",
     )
 
 
@@ -200,6 +222,8 @@ def _can_be_wrong(kind: str, limits: UpProjectionLimits) -> bool:
             return False  # every tensor is empty: there is nothing to get wrong
     if kind == "out_is_x":
         sizes = _common_sizes(limits)
+        if "mxfp4" in limits.weight_formats:
+            sizes = even(sizes)
         return sizes is None or any(sizes)
     if UP_PROJECTION_INVALID[kind] == "overlap" and limits.max_num_tokens == 1:
         return False
@@ -215,11 +239,13 @@ def _made_wrong(limits: UpProjectionLimits, drawn: tuple[Choice, UpProjectionPro
     overlap = UP_PROJECTION_INVALID[kind] == "overlap"
     tokens = max(1, problem.num_tokens)
     heads = _positive(problem.num_heads, limits.num_heads)
-    latent = _positive(problem.kv_lora_rank, limits.kv_lora_rank)
+    latent = positive_rank(problem, limits.kv_lora_rank)
     value = _positive(problem.v_head_dim, limits.v_head_dim)
     x_layout, out_layout = problem.x_layout, problem.out_layout
     if kind == "out_is_x":
         sizes = _common_sizes(limits)
+        if problem.weight_format == "mxfp4":
+            sizes, value = even(sizes), value + value % 2
         value = latent = value if sizes is None or value in sizes else min(size for size in sizes if size)
         # One set of strides has to suit both tensors.
         if {"x", "out"} & limits.packed or out_layout.kind == "odd_singletons":
@@ -238,7 +264,7 @@ def _made_wrong(limits: UpProjectionLimits, drawn: tuple[Choice, UpProjectionPro
         kv_lora_rank=latent,
         v_head_dim=value,
         x_layout=without_idle_numbers(x_layout, (tokens, heads, latent)),
-        w_layout=without_idle_numbers(problem.w_layout, (heads, latent, value)),
+        w_layout=without_idle_numbers(problem.w_layout, weight_shape(problem.weight_format, (heads, latent, value))),
         out_layout=without_idle_numbers(out_layout, (tokens, heads, value)),
         out_form="view" if overlap else problem.out_form,
         invalid=kind,
