@@ -9,7 +9,7 @@ from mla_verify.kernel import LIMITS, Arithmetic, Kernel
 __all__ = ["declarations_of"]
 
 _DEFAULT = Arithmetic()
-_ARITHMETIC = ("accumulate", "multiply", "probabilities", "partials", "subnormals", "normalise")
+_ARITHMETIC = ("accumulate", "multiply", "probabilities", "partials", "subnormals", "normalise", "dequantise")
 
 
 def declarations_of(kernel: Kernel) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ class Arithmetic:
     partials: Literal["fp32", "output dtype"] = "fp32"
     subnormals: Literal["kept", "flushed"] = "kept"
     normalise: Literal["any", "division"] = "any"
+    dequantise: Literal["exact", "input dtype"] = "exact"  # what a code times its scale is kept in, if anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

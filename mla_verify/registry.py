@@ -38,6 +38,8 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
         "max_seqlen_q",
         "sm_scale",
         "num_kv_splits",
+        "q_scale",
+        "kv_scale",
     ),
 }
 

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mla_verify.formats import FLOATS_8, table_of
+
 __all__ = ["MAGNITUDES", "POOLS", "Maker", "cut", "integers"]
 
 Words = npt.NDArray[np.uint64]
@@ -32,6 +34,7 @@ _OFFSETS: Final = 4093  # cuts begin at one of so many places: few enough that a
 _PERIOD: Final = 4_194_301
 # A product of two stays below 2**116, and a sum of 2**11 such products within float32's range.
 _LARGEST_EXPONENT: Final = 57
+_LARGEST_CODE: Final = 1024.0
 
 
 def _integers(words: Words, _dtype: torch.dtype, *, magnitude: int) -> Float32s:
@@ -84,6 +87,14 @@ def _special(words: Words, dtype: torch.dtype) -> Float32s:
     return value.astype(np.float32)
 
 
+def _codes(words: Words, _dtype: torch.dtype, *, name: str) -> Float32s:
+    """Every finite code of an fp8 format equally often, but those so large that float16 could not sum them."""
+    table = table_of(name)
+    numbers = table[table.abs() <= _LARGEST_CODE].to(torch.float32).numpy()  # neither NaN nor infinities among them
+    picked = ((words >> np.uint64(32)) * np.uint64(len(numbers))) >> np.uint64(32)
+    return numbers[picked.astype(np.int64)]
+
+
 MAGNITUDES: Final = (4095, 1023, 31, 15, 7, 3, 1)  # of the pools of integers, falling
 
 POOLS: Final[dict[str, Maker]] = {
@@ -91,6 +102,7 @@ POOLS: Final[dict[str, Maker]] = {
     "gaussian": _gaussian,
     "extreme": _extreme,
     "special": _special,
+    **{f"codes_{name}": partial(_codes, name=name) for name in FLOATS_8},
 }
 """Every pool by name. A contract that needs values of its own adds a maker here."""
 

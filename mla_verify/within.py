@@ -47,12 +47,17 @@ def _outside_decode(problem: DecodeProblem, limits: DecodeLimits, kernel: Kernel
         ("kv_lora_rank", limits.kv_lora_rank),
         ("qk_rope_head_dim", limits.qk_rope_head_dim),
         ("page_size", limits.page_sizes),
+        ("kv_format", limits.kv_formats),
     ):
         yield from _not_among(name, getattr(problem, name), allowed, kernel)
     yield from _above("batch", len(problem.kv_lens), limits.max_batch, kernel)
     yield from _above("q_len", max(problem.q_lens, default=0), limits.max_q_len, kernel)
     yield from _above("kv_len", max(problem.kv_lens, default=0), limits.max_kv_len, kernel)
     yield from _above("num_kv_splits", problem.num_kv_splits, limits.max_num_kv_splits, kernel)
+    if problem.q_format != "plain" and limits.quantised_q == "never":
+        yield f"{kernel.name} takes no quantised q"
+    if problem.kv_format != "plain" and problem.q_format == "plain" and limits.quantised_q == "always":
+        yield f"{kernel.name} takes a quantised cache with a quantised q only"
     if limits.uniform_q and len(set(problem.q_lens)) > 1:
         yield f"{kernel.name} takes equally many query rows from every request"
     if problem.with_lse and limits.lse == "never":

@@ -35,7 +35,7 @@ from strategies.sizes import (
     menu_within,
     rarely,
 )
-from strategies.vocabulary import DECODE_REGIMES
+from strategies.vocabulary import DECODE_FORMATS, DECODE_REGIMES, DECODE_SCALES, ROUND_SCALES
 
 __all__ = ["decode_problems", "invalid_decode_problems"]
 
@@ -54,6 +54,9 @@ _MODEL_SHAPES: Final = ((1, 512, 64), (4, 512, 64), (16, 512, 64), (128, 512, 64
 # q, o, lse: elements between an aligned address and the first element
 _OFFSETS: Final = (*((0, 0, 0),) * 3, (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 3, 1), (2, 1, 0), (1, 3, 2))
 _OWN_QUERY_ROWS: Final = (1, 2, 3, 4, 8, 0)  # of a request that differs from the rest
+_QUANTISED_Q: Final = {"never": (False,), "optional": (False, True), "always": (True,)}
+# A wide spread of magnitudes, or logits that have to lead by far, leave no room for scales that stretch them.
+_ROUND_SCALES_ONLY: Final = ("retrieval", "extreme")
 _ANYTHING: Final = DecodeLimits()
 
 
@@ -76,6 +79,10 @@ class _Drawn(NamedTuple):
     softmax_scale: int
     model_shape: tuple[int, int, int] | None
     seed: int
+    kv_format: str = "plain"
+    q_is_quantised: bool = False
+    kv_scale: str = "1"
+    q_scale: str = "1"
 
 
 def decode_problems(
@@ -113,6 +120,8 @@ def _check(limits: DecodeLimits) -> None:
         check_maximum(name, getattr(limits, name))
     check_names("lse", (limits.lse,), ("optional", "never", "always"))
     check_names("packed", limits.packed, ("q", "o", "lse", "tables", "cache"), empty=True)
+    check_names("kv_formats", limits.kv_formats, DECODE_FORMATS)
+    check_names("quantised_q", (limits.quantised_q,), tuple(_QUANTISED_Q))
 
 
 @lru_cache(maxsize=256)
@@ -149,9 +158,29 @@ def _problems(limits: DecodeLimits, regimes: tuple[str, ...]) -> SearchStrategy[
         choice("softmax_scale", (0, -1, -2, -3, -4)),
         choice("model_shape", rarely(_MODEL_SHAPES, allowed)),
         choice("seed", SEEDS),
+        *_formats(limits),
         *(choice(f"slot {slot}", quirks) for slot in range(SLOTS)),
     )
     return made_by(_problem, limits, choices)
+
+
+def _formats(limits: DecodeLimits) -> list[SearchStrategy[Choice]]:
+    """Choices about quantised tensors; none for a kernel that takes plain ones alone."""
+    if limits.kv_formats == ("plain",):
+        return []
+    return [
+        choice("kv_format", (name for name in DECODE_FORMATS if name in limits.kv_formats)),
+        choice("q_is_quantised", _QUANTISED_Q[limits.quantised_q]),
+        choice("kv_scale", DECODE_SCALES),
+        choice("q_scale", DECODE_SCALES),
+    ]
+
+
+def _scale(drawn: _Drawn, scale: str) -> str:
+    """The scale as drawn, or a round one where the regime needs it."""
+    if drawn.regime in _ROUND_SCALES_ONLY and scale not in ROUND_SCALES:
+        return ROUND_SCALES[DECODE_SCALES.index(scale) % len(ROUND_SCALES)]
+    return scale
 
 
 def _problem(limits: DecodeLimits, choices: tuple[Choice, ...]) -> DecodeProblem:
@@ -185,6 +214,8 @@ def _problem(limits: DecodeLimits, choices: tuple[Choice, ...]) -> DecodeProblem
     table_shape = (len(requests), max(pages, default=0) + table_slack)
     q_offset, o_offset, lse_offset = drawn.offsets
     aligned, pad = limits.aligned, drawn.pad
+    quantised = drawn.kv_format != "plain"
+    q_is_quantised = quantised and drawn.q_is_quantised
     return DecodeProblem(
         kv_lens=kv_lens,
         q_lens=q_lens,
@@ -217,6 +248,10 @@ def _problem(limits: DecodeLimits, choices: tuple[Choice, ...]) -> DecodeProblem
         # A zero query has zero logits at every scale.
         softmax_scale=0 if drawn.regime == "uniform" else drawn.softmax_scale,
         seed=drawn.seed,
+        q_format=drawn.kv_format if q_is_quantised else "plain",
+        kv_format=drawn.kv_format,
+        q_scale=_scale(drawn, drawn.q_scale) if q_is_quantised and drawn.regime != "uniform" else "1",
+        kv_scale=_scale(drawn, drawn.kv_scale) if quantised else "1",
     )
 
 

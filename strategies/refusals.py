@@ -45,6 +45,8 @@ def made_wrong(limits: DecodeLimits, drawn: tuple[Choice, DecodeProblem]) -> Dec
         o_layout=CONTIGUOUS if overlap else without_idle_numbers(problem.o_layout, (num_rows, heads, latent)),
         lse_layout=without_idle_numbers(problem.lse_layout, (num_rows, heads)),
         table_layout=without_idle_numbers(problem.table_layout, (len(kv_lens), columns)),
+        # Codes are narrower than o, which could not begin at every one of them.
+        cache_offset=0 if overlap and problem.kv_format != "plain" else problem.cache_offset,
         out_form="view" if overlap else problem.out_form,
         invalid=kind,
     )

@@ -24,6 +24,14 @@ Note [Decode bound]
     weights of the splits sum to one. Subnormals flushed: factors below the smallest normal number of their dtype
     count as lost, and every product and partial sum may lose 2⁻¹²⁶.
 
+    Quantised tensors come with one scale each, and the oracle takes codes times scale. A kernel multiplies each scale
+    in once, into every number or into what becomes of them, which rounds once more: γ_{D+2+t} for t quantised
+    tensors in point 1, and one u more per p·v in points 3 and 4 (as one more key in γ_{n+8}, for both). Codes are
+    exact in every dtype of o, so converting them costs nothing. A kernel that keeps numbers times scale in the dtype
+    of o ("dequantise") rounds each of them to that: (1 + u_out)^t − 1 of A_k, none in the retrieval regime, whose
+    scales have few bits; u_out of |v|; and half a subnormal, h = 2⁻²⁵ in float16, where the number underflows:
+    scale · h · Σ(|q_d| + |k_d| + h) in a logit, h in a value.
+
     Where it means nothing. A lane with γ·A_k > 1 for some key, or with logits or Σ exp(s − ŝ)·|v| near float32's
     limit, has an infinite bound. One above max|v| is reported as not judged: any mixture of the values would pass.
 
@@ -74,6 +82,8 @@ class Rounding:
     flushed_below: float  # 0.0 where subnormals are kept
     floors: int  # how many η beside the final one
     lost: float  # of a value, whatever its size
+    quantised: int = 0  # t: how many of q and the cache are codes
+    underflow: float = 0.0  # h: what a number may lose as it is dequantised, beside what is relative to it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,10 +96,11 @@ class LowerLimits:
 
 
 @lru_cache(maxsize=64)
-def rounding_of(arithmetic: Arithmetic, dtype: torch.dtype, *, exact_dots: bool) -> Rounding:
-    """Translate a kernel's declarations, for inputs and outputs of `dtype`.
+def rounding_of(arithmetic: Arithmetic, dtype: torch.dtype, *, exact_dots: bool, quantised: int = 0) -> Rounding:
+    """Translate a kernel's declarations, for outputs, and inputs that are not quantised, of `dtype`.
 
     exact_dots: every q_d·k_d and every sum of them is exact in float32, as in the retrieval regime.
+    quantised: how many of q and the cache are codes; where it is any, the cache is.
     """
     limits = torch.finfo(dtype)
     u_out = limits.eps / 2
@@ -101,7 +112,9 @@ def rounding_of(arithmetic: Arithmetic, dtype: torch.dtype, *, exact_dots: bool)
             tiny = 2.0**-25
     logit, floors, lost = 0.0, 0, 0.0
     if arithmetic.multiply == "tf32":
-        factors = 2 if dtype == torch.float32 else 0  # 16-bit inputs fit into tf32
+        # 16-bit inputs fit into tf32, codes times a scale do not.
+        fits = dtype != torch.float32 and (not quantised or arithmetic.dequantise == "input dtype")
+        factors = 0 if fits else 2
         logit = 0.0 if exact_dots else (1 + _TF32) ** factors - 1
         product += (factors // 2 + 1) * _TF32  # the value, and the probability, which is float32 until then
         lost = _TF32 * _SMALLEST_NORMAL  # subnormals have fewer bits to lose
@@ -109,7 +122,13 @@ def rounding_of(arithmetic: Arithmetic, dtype: torch.dtype, *, exact_dots: bool)
         product += u_out
         floors = 1
     flushed_below = limits.smallest_normal if arithmetic.subnormals == "flushed" else 0.0
-    return Rounding(u_out, eta, exact_dots, logit, product, tiny, flushed_below, floors, lost)
+    underflow = 0.0
+    if quantised and arithmetic.dequantise == "input dtype" and dtype != torch.float32:
+        logit = (1 + logit) * (1 if exact_dots else (1 + u_out) ** quantised) - 1
+        product += u_out
+        underflow = eta / 2
+        lost += underflow
+    return Rounding(u_out, eta, exact_dots, logit, product, tiny, flushed_below, floors, lost, quantised, underflow)
 
 
 def lower_limits(answer: Answer, seen: Tensor, width: int, *, exact_dots: bool) -> LowerLimits:
@@ -178,41 +197,47 @@ def _weights(attention: Attention, rounding: Rounding, lanes: Tensor) -> _Weight
     hidden = logits == -torch.inf
     magnitude, lost = _magnitudes(attention, rounding, queries)
     magnitude.masked_fill_(hidden, 0.0)
-    slip = magnitude * (_dot_gamma(queries.shape[1], exact_dots=rounding.exact_dots) + rounding.logit) + lost
+    gamma = _dot_gamma(queries.shape[1], exact_dots=rounding.exact_dots, quantised=rounding.quantised)
+    slip = magnitude * (gamma + rounding.logit) + lost
     peak, lse = logits.amax(1, keepdim=True), attention.lse[lanes].unsqueeze(1)
     below = (peak - logits).masked_fill_(hidden, 0.0)
     # Beyond 1 the lane is not usable, and expm1 could only overflow.
     error = torch.expm1(slip.clamp(max=1.0) + 2 * _U * (below + lse.abs())).add_(4 * _U).masked_fill_(hidden, 0.0)
     p = (logits - peak).exp_().div_(attention.total[lanes].unsqueeze(1))
     seen = visible.to(torch.float64)
-    den = (p * error).sum(1) + seen * _SMALLEST_NORMAL + _gamma_of(seen + 8)
+    den = (p * error).sum(1) + seen * _SMALLEST_NORMAL + _gamma_of(seen + 8 + min(1, rounding.quantised))
     usable = (slip.amax(1) <= 1.0) & (magnitude.amax(1) < _LARGEST * min(1.0, attention.scale))
     return _Weights(p, error, hidden, den, seen, usable)
 
 
 def _magnitudes(attention: Attention, rounding: Rounding, queries: Tensor) -> tuple[Tensor, Tensor | float]:
-    """A_k of some lanes, float64 [lanes, kv_len], and how much of a logit flushed subnormals may take."""
+    """A_k of some lanes, float64 [lanes, kv_len], and how much of a logit flushing and underflow may take."""
     absolute = queries.abs()
     magnitude = queries.new_empty(queries.shape[0], attention.request.kv_len)
-    if not rounding.flushed_below:
+    if not rounding.flushed_below and not rounding.underflow:
         for at, rows in tiles_of(attention.keys):
             magnitude[:, at] = absolute @ rows.T.abs()
         return magnitude, 0.0
+    # What the keys lose is multiplied by q, which already carries the scale, and the other way about.
+    of_queries = rounding.underflow * (absolute + attention.scale * rounding.underflow).sum(1, keepdim=True)
     normal = torch.empty_like(magnitude)  # the part of A_k that no flushing touches
     normal_queries = _flush(absolute, rounding.flushed_below * attention.scale)
+    of_keys = queries.new_zeros(attention.request.kv_len)
     for at, rows in tiles_of(attention.keys):
         keys = rows.T.abs()
+        of_keys[at] = attention.scale * rounding.underflow * keys.sum(0)
         magnitude[:, at] = absolute @ keys
         normal[:, at] = normal_queries @ _flush(keys, rounding.flushed_below)
     floor = (queries.shape[1] + 3) * _SMALLEST_NORMAL * max(1.0, attention.scale)
-    return magnitude, (magnitude - normal).clamp_(min=0.0).add_(floor)
+    return magnitude, (magnitude - normal).clamp_(min=0.0).add_(floor).add_(of_queries).add_(of_keys)
 
 
 def _o_block(attention: Attention, rounding: Rounding, lanes: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Bound and judged of all these lanes × all these columns: float64 and bool [lanes, columns]."""
     weights = _weights(attention, rounding, lanes)
     p, seen = weights.p, weights.seen.unsqueeze(1)
-    factor = weights.error + (weights.den.unsqueeze(1) + _gamma_of(seen + 8) + rounding.product)
+    gamma_n = _gamma_of(seen + 8 + min(1, rounding.quantised))
+    factor = weights.error + (weights.den.unsqueeze(1) + gamma_n + rounding.product)
     factor.mul_(p).add_(rounding.tiny).masked_fill_(weights.hidden, 0.0)
     b = factor.new_zeros(lanes.shape[0], columns.shape[0])
     flushed, largest = torch.zeros_like(b), b.new_zeros(columns.shape[0])
@@ -239,9 +264,9 @@ def _flush(magnitudes: Tensor, below: float) -> Tensor:
     return magnitudes.masked_fill(magnitudes < below, 0.0)
 
 
-def _dot_gamma(width: int, *, exact_dots: bool) -> float:
-    """γ of a logit: the products and sums of its dot product, the scale and log₂e."""
-    count = 2 if exact_dots else width + 2
+def _dot_gamma(width: int, *, exact_dots: bool, quantised: int = 0) -> float:
+    """γ of a logit: the products and sums of its dot product, the scales and log₂e."""
+    count = (2 if exact_dots else width + 2) + quantised
     return count * _U / (1 - count * _U)
 
 

@@ -13,7 +13,8 @@ from mla_verify.contract import Judgement
 from mla_verify.decode.baseline import BASELINE_ARITHMETIC, EMPTY_LSE
 from mla_verify.decode.bound import LowerLimits, Rounding, lower_limits, lse_bound, o_bound, rounding_of
 from mla_verify.decode.geometry import geometry_of
-from mla_verify.decode.oracle import Answer, Attention, answer
+from mla_verify.decode.oracle import Answer, Attention, Cache, answer
+from mla_verify.decode.quantised import decoded, is_power_of_two, is_round
 from mla_verify.decode.rules import undecided
 from mla_verify.judging import Bound, Index, Reference, differ, judge, merged, round_once
 from mla_verify.kernel import Arithmetic, Kernel
@@ -33,6 +34,10 @@ class DecodeExpectation:
     references: Mapping[str, Reference]
     of_baseline: Mapping[str, Reference]
     undecided: Mapping[str, Tensor]  # bool masks of elements about which nothing is promised
+
+    def reference(self, name: str) -> Reference:
+        """What one output must be."""
+        return self.references[name]
 
     def judge(self, outputs: Mapping[str, Tensor], *, skip: Mapping[str, Tensor]) -> Judgement:
         """Compare `o` and `lse` with the oracle."""
@@ -68,9 +73,9 @@ class DecodeExpectation:
 def expect(problem: DecodeProblem, kernel: Kernel, tensors: Mapping[str, Tensor]) -> DecodeExpectation:
     """Answer a problem from the q and kv_buffer that the kernel was given."""
     geometry = geometry_of(problem)
-    q = tensors["q"]
-    scale = 2.0**problem.softmax_scale
-    found = answer(geometry, q, tensors["kv_buffer"], kv_lora_rank=problem.kv_lora_rank, scale=scale)
+    q = tensors["q"] if problem.q_format == "plain" else decoded(tensors["q"], problem.q_format, problem.q_scale)
+    cache = Cache(tensors["kv_buffer"], problem.kv_format, problem.kv_scale)
+    found = answer(geometry, q, cache, kv_lora_rank=problem.kv_lora_rank, scale=2.0**problem.softmax_scale)
     seen = torch.zeros(problem.num_rows, 1, dtype=torch.float64)
     seen[: geometry.live_rows, 0] = torch.from_numpy(geometry.visible)
     seen = seen.to(q.device)
@@ -89,7 +94,12 @@ def _references(
 ) -> dict[str, Reference]:
     """References by one arithmetic; sees: bool [num_rows, 1]."""
     dtype = dtype_of(problem.dtype)
-    rounding = rounding_of(arithmetic, dtype, exact_dots=_exact_dots(problem))
+    rounding = rounding_of(
+        arithmetic,
+        dtype,
+        exact_dots=_exact_dots(problem),
+        quantised=(problem.q_format != "plain") + (problem.kv_format != "plain"),
+    )
     # A row without keys is exact: nothing but its own value lies within a limit of 0.
     floor = (sees * rounding.eta).clamp_(min=_ROOM_FOR_ZERO).unsqueeze(2)
     references = {
@@ -117,8 +127,14 @@ def _references(
 
 
 def _exact_dots(problem: DecodeProblem) -> bool:
-    """Whether q·k adds up a few equal powers of two (retrieval), which float32 does exactly, or zeros."""
-    return problem.regime in ("retrieval", "uniform") and problem.q_layout.kind not in INPUT_ONLY
+    """Whether q·k adds up a few equal powers of two (retrieval), which float32 does exactly, or zeros.
+
+    Scales of four bits each leave those sums exact, before or after they are multiplied in.
+    """
+    if problem.q_layout.kind in INPUT_ONLY:
+        return False
+    round_scales = is_round(problem.q_scale) and is_round(problem.kv_scale)
+    return problem.regime == "uniform" or (problem.regime == "retrieval" and round_scales)
 
 
 def _exact_o(problem: DecodeProblem, o: Tensor, arithmetic: Arithmetic) -> Tensor | None:
@@ -128,16 +144,19 @@ def _exact_o(problem: DecodeProblem, o: Tensor, arithmetic: Arithmetic) -> Tenso
     quotient disappears in a 16-bit output. uniform: every weight is 1 and the sums are whole numbers below 2²⁴, so one
     split with one final division rounds in float32 and again in the output's dtype. Rows of q that share
     memory are not what the regime drew, and flushing loses values that are subnormal in float16.
+
+    Codes: a round scale leaves a cached row exact in every dtype of o. A mean is exact under a power of two alone,
+    since a kernel may multiply before it divides or afterwards.
     """
     dtype = dtype_of(problem.dtype)
     if problem.q_layout.kind in INPUT_ONLY:
         return None
     if arithmetic.subnormals == "flushed" and dtype == torch.float16:
         return None
-    if problem.regime == "retrieval" and dtype != torch.float32:
+    if problem.regime == "retrieval" and dtype != torch.float32 and _exact_dots(problem):
         return round_once(o, dtype)
     one_division = arithmetic.normalise == "division" and arithmetic.partials == "fp32" and problem.num_kv_splits == 1
-    if problem.regime == "uniform" and one_division:
+    if problem.regime == "uniform" and one_division and is_power_of_two(problem.kv_scale):
         return o.float().to(dtype)
     return None
 

@@ -80,5 +80,7 @@ def cache_rows(kv_buffer: Tensor, request: Request, start: int, stop: int) -> Te
     """
     page_size, width = kv_buffer.shape[1], kv_buffer.shape[3]
     ids = request.pages[start // page_size : -(-stop // page_size)]
-    pages = kv_buffer.index_select(0, torch.from_numpy(ids).to(kv_buffer.device))
+    # Codes are picked as bytes: not every device knows how to pick fp8 numbers.
+    stored = kv_buffer.view(torch.uint8) if kv_buffer.itemsize == 1 else kv_buffer
+    pages = stored.index_select(0, torch.from_numpy(ids).to(kv_buffer.device)).view(kv_buffer.dtype)
     return pages.view(len(ids) * page_size, width)[: stop - start]

@@ -30,7 +30,7 @@ def _kv_width_differs(problem: DecodeProblem, plans: Plans) -> None:
     """The cache's last dimension is one larger than q's."""
     cache = plans["kv_buffer"]
     pages, page_size, _, width = cache.shape
-    values = _values(cache).new_ones(pages, page_size, 1, width + 1)
+    values = torch.ones((pages, page_size, 1, width + 1), device=_values(cache).device).to(cache.dtype)
     values[..., :width] = _values(cache)
     strides = (page_size * (width + 1) + problem.page_pad, width + 1, width + 1, 1)
     plans["kv_buffer"] = replace(cache, shape=tuple(values.shape), strides=strides, values=values)
@@ -52,16 +52,20 @@ def _o_heads_differ(problem: DecodeProblem, plans: Plans) -> None:
 
 
 def _kv_dtype_differs(problem: DecodeProblem, plans: Plans) -> None:
-    dtype = _other(plans["kv_buffer"].dtype)
-    plans["kv_buffer"] = replace(plans["kv_buffer"], dtype=dtype, values=_values(plans["kv_buffer"]).to(dtype))
+    """The cache's numbers in another dtype than q's; those of codes in a dtype that no cache has."""
+    cache = plans["kv_buffer"]
+    dtype = _other(cache.dtype) if problem.kv_format == "plain" else torch.float64
+    plans["kv_buffer"] = replace(cache, dtype=dtype, values=_values(cache).to(dtype))
 
 
 def _o_dtype_differs(problem: DecodeProblem, plans: Plans) -> None:
-    plans["o"] = replace(plans["o"], dtype=_other(plans["o"].dtype))
+    """o in another dtype than q; where q is codes any 16 or 32 bits would do, so o has 64."""
+    dtype = _other(plans["o"].dtype) if problem.q_format == "plain" else torch.float64
+    plans["o"] = replace(plans["o"], dtype=dtype)
 
 
 def _o_over_q(problem: DecodeProblem, plans: Plans) -> None:
-    """Row by row, o is the latent part of q."""
+    """Row by row, o is the latent part of q; wider than q's codes, it only begins there."""
     plans["o"] = replace(plans["o"], over="q", offset=0, strides=plans["q"].strides, form="view")
 
 
@@ -69,7 +73,7 @@ def _o_over_cache(problem: DecodeProblem, plans: Plans) -> None:
     """o begins where the cache does, contiguously; a cache smaller than o has a guard as large."""
     rows, heads, rank = plans["o"].shape
     cache = plans["kv_buffer"]
-    extent = rows * heads * rank * cache.dtype.itemsize
+    extent = rows * heads * rank * plans["o"].dtype.itemsize
     plans["kv_buffer"] = replace(cache, guard=max(cache.guard, extent))
     plans["o"] = replace(plans["o"], over="kv_buffer", offset=0, strides=(heads * rank, rank, 1), form="view")
 

@@ -11,18 +11,32 @@ import torch
 from torch import Tensor
 
 from mla_verify.decode.geometry import Geometry, Request, cache_rows
+from mla_verify.decode.quantised import decoded
 
-__all__ = ["Answer", "Attention", "Keys", "answer", "logits_of", "tiles_of"]
+__all__ = ["Answer", "Attention", "Cache", "Keys", "answer", "logits_of", "tiles_of"]
 
 _TILE: Final = 1 << 22  # float64 elements of one array: 32 MiB, of which at most five are alive
 _HELD: Final = 1 << 18  # float64 elements of keys and logits that are kept for the bound: more costs page faults
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Cache:
+    """The whole cache as it is stored, in any dtype or as codes that stand for themselves times a scale."""
+
+    stored: Tensor  # [num_pages, page_size, 1, kv_lora_rank + qk_rope_head_dim]
+    format: str = "plain"
+    scale: str = "1"
+
+    def numbers(self, stored: Tensor) -> Tensor:
+        """What a piece of it stands for, float64."""
+        return decoded(stored, self.format, self.scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Keys:
     """The keys of one request, float64. Small ones are held, others converted tile by tile."""
 
-    kv_buffer: Tensor
+    cache: Cache
     request: Request
     held: Tensor | None  # [kv_len, kv_lora_rank + qk_rope_head_dim]
 
@@ -54,8 +68,8 @@ class Answer:
     attentions: tuple[Attention, ...]
 
 
-def answer(geometry: Geometry, q: Tensor, kv_buffer: Tensor, *, kv_lora_rank: int, scale: float) -> Answer:
-    """Answer every request, one after the other."""
+def answer(geometry: Geometry, q: Tensor, cache: Cache, *, kv_lora_rank: int, scale: float) -> Answer:
+    """Answer every request, one after the other. A quantised q is dequantised by the caller."""
     rows, num_heads, _ = q.shape
     o = torch.zeros(rows, num_heads, kv_lora_rank, dtype=torch.float64, device=q.device)
     lse = o.new_full((rows, num_heads), -torch.inf)
@@ -64,19 +78,19 @@ def answer(geometry: Geometry, q: Tensor, kv_buffer: Tensor, *, kv_lora_rank: in
     found: list[Attention] = []
     for request in geometry.requests:
         if request.visible:
-            attention = _attend(request, q, kv_buffer, whole, scale=scale, keep=left)
+            attention = _attend(request, q, cache, whole, scale=scale, keep=left)
             left -= sum(held.numel() for held in (attention.keys.held, attention.logits) if held is not None)
             found.append(attention)
     return replace(whole, attentions=tuple(found))
 
 
-def _attend(request: Request, q: Tensor, kv_buffer: Tensor, whole: Answer, *, scale: float, keep: int) -> Attention:
+def _attend(request: Request, q: Tensor, cache: Cache, whole: Answer, *, scale: float, keep: int) -> Attention:
     """Naive attention: every logit, then exp(logit − largest) · v / sum, by blocks of lanes."""
     rows, num_heads, kv_len = request.seeing, q.shape[1], request.kv_len
     lanes = len(request.visible) * num_heads
-    keys = Keys(kv_buffer, request, None)
+    keys = Keys(cache, request, None)
     if kv_len * q.shape[2] <= _TILE:
-        keys = replace(keys, held=cache_rows(kv_buffer, request, 0, kv_len).to(torch.float64))
+        keys = replace(keys, held=cache.numbers(cache_rows(cache.stored, request, 0, kv_len)))
     queries = (q[rows].to(torch.float64) * scale).reshape(lanes, q.shape[2])
     visible = torch.from_numpy(np.repeat(np.array(request.visible), num_heads)).to(q.device)
     o, top = (part[rows].view(lanes, whole.o.shape[2]) for part in (whole.o, whole.top))
@@ -118,21 +132,25 @@ def tiles_of(keys: Keys) -> Iterator[tuple[slice, Tensor]]:
     if keys.held is not None:
         yield slice(0, kv_len), keys.held
         return
-    page_size, width = keys.kv_buffer.shape[1], keys.kv_buffer.shape[3]
+    stored = keys.cache.stored
+    page_size, width = stored.shape[1], stored.shape[3]
     step = max(1, _TILE // max(1, width * page_size)) * page_size
     for start in range(0, kv_len, step):
         stop = min(kv_len, start + step)
-        yield slice(start, stop), cache_rows(keys.kv_buffer, keys.request, start, stop).to(torch.float64)
+        yield slice(start, stop), keys.cache.numbers(cache_rows(stored, keys.request, start, stop))
 
 
 def _values_at(keys: Keys, numbers: Tensor, kv_lora_rank: int) -> Tensor:
     """The values of some keys, float64 [lanes, kv_lora_rank]; numbers: int64 [lanes], a key's place in its request."""
     if keys.held is not None:
         return keys.held.index_select(0, numbers)[:, :kv_lora_rank]
-    page_size = keys.kv_buffer.shape[1]
+    stored = keys.cache.stored
+    page_size = stored.shape[1]
     pages = torch.from_numpy(keys.request.pages).to(numbers.device)
     at = pages[numbers // page_size], numbers % page_size
-    return keys.kv_buffer[:, :, 0, :kv_lora_rank][at].to(torch.float64)
+    if stored.itemsize == 1:  # see cache_rows
+        stored = stored.view(torch.uint8)
+    return keys.cache.numbers(stored[:, :, 0, :kv_lora_rank][at])
 
 
 def _product(keys: Keys, weights: Tensor, kv_lora_rank: int) -> Tensor:

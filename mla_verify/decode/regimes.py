@@ -14,10 +14,18 @@ Note [Retrieval]
 
     Too few columns for so many keys: then only 2^columns keys have a code, the first key and as many last ones as
     fit among them, and the code of all others is 0, which scores less than any match.
+
+Note [Quantised values]
+    A quantised tensor holds the codes nearest to the same numbers divided by its scale: a small scale saturates the
+    largest of them, a large one makes subnormals and zeros of either sign. In the uniform regime the codes are the
+    integers themselves, as many as the format holds exactly. In the extreme regime the wild columns hold every
+    finite code alike, one key in five is zero throughout, and so is one query row in three. In the retrieval regime
+    both powers of two fit the formats and make up for the scales, which are round there (strategies/vocabulary.py).
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from typing import Final
@@ -28,7 +36,7 @@ import torch
 from torch import Tensor
 
 from mla_verify.decode.geometry import Geometry, Request
-from mla_verify.placement import dtype_of
+from mla_verify.decode.quantised import dtype_of_kv, dtype_of_q, encoded, largest_exponent, single
 from mla_verify.values import cut, integers
 from strategies.problems import DecodeProblem
 
@@ -41,6 +49,9 @@ Words = npt.NDArray[np.uint64]
 _GAP_EXPONENT: Final = 7  # c·scale = 2**7; twice that between two codes
 _LARGEST_QUERY_EXPONENT: Final = 12  # of c; the rest goes into the cache, so that float16 holds both
 _UNIFORM_MAGNITUDE: Final = 15  # 15 times a million keys still add up exactly in float32
+_UNIFORM_MAGNITUDE_E5M2: Final = 7  # e5m2 holds no odd number above it
+_ZERO_KEYS: Final = 5  # one key in so many
+_ZERO_QUERIES: Final = 3
 
 
 def values_of(problem: DecodeProblem, geometry: Geometry, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -49,22 +60,70 @@ def values_of(problem: DecodeProblem, geometry: Geometry, device: torch.device) 
     Never write to them: they may be views of a pool.
     """
     width = problem.kv_lora_rank + problem.qk_rope_head_dim
-    dtype = dtype_of(problem.dtype)
     q_shape = (problem.num_rows, problem.num_heads, width)
     kv_shape = (geometry.paging.num_pages, problem.page_size, 1, width)
+    pools = _Pools(problem, device)
+    q, kv = _unrounded(problem, geometry, pools, q_shape, kv_shape)
+    # What becomes codes is worked out in float32, and rounded once.
+    return (
+        q if problem.q_format == "plain" else encoded(q, problem.q_format),
+        kv if problem.kv_format == "plain" else encoded(kv, problem.kv_format),
+    )
 
-    def pooled(pool: str, shape: tuple[int, ...], tensor: str) -> Tensor:
-        return cut(pool, shape, dtype, device, seed=problem.seed, tensor=tensor)
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pools:
+    """Cuts numbers for one problem: in the dtype of a plain tensor, float32 and divided by the scale for codes."""
+
+    problem: DecodeProblem
+    device: torch.device
+
+    def q(self, pool: str, shape: tuple[int, ...]) -> Tensor:
+        """Numbers, or what their codes have to be."""
+        return self._scaled(self.raw(pool, shape, "q"), self.problem.q_scale)
+
+    def kv(self, pool: str, shape: tuple[int, ...]) -> Tensor:
+        """Numbers, or what their codes have to be."""
+        return self._scaled(self.raw(pool, shape, "kv"), self.problem.kv_scale)
+
+    def raw(self, pool: str, shape: tuple[int, ...], tensor: str) -> Tensor:
+        """What a pool holds, scale or none."""
+        stored = dtype_of_q(self.problem) if tensor == "q" else dtype_of_kv(self.problem)
+        dtype = torch.float32 if stored.itemsize == 1 else stored
+        return cut(pool, shape, dtype, self.device, seed=self.problem.seed, tensor=tensor)
+
+    def _scaled(self, numbers: Tensor, scale: str) -> Tensor:
+        return numbers if scale == "1" else numbers / single(scale)
+
+
+def _unrounded(
+    problem: DecodeProblem, geometry: Geometry, pools: _Pools, q_shape: tuple[int, ...], kv_shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """q and the cache, each in the dtype of its pool."""
     if problem.regime == "uniform":
-        return torch.zeros(q_shape, dtype=dtype, device=device), pooled(integers(_UNIFORM_MAGNITUDE), kv_shape, "kv")
+        magnitude = _UNIFORM_MAGNITUDE if problem.kv_format != "e5m2" else _UNIFORM_MAGNITUDE_E5M2
+        kv = pools.raw(integers(magnitude), kv_shape, "kv")
+        zero = pools.raw("gaussian", (0,), "q")
+        return zero.new_zeros(q_shape), kv
     if problem.regime == "special":
-        return pooled("special", q_shape, "q"), pooled("special", kv_shape, "kv")
-    q, kv = pooled("gaussian", q_shape, "q"), pooled("gaussian", kv_shape, "kv")
+        return pools.q("special", q_shape), pools.kv("special", kv_shape)
+    q, kv = pools.q("gaussian", q_shape), pools.kv("gaussian", kv_shape)
     if problem.regime == "extreme":
-        return _extreme(problem, q, kv, pooled("extreme", kv_shape, "kv extreme"))
+        wild = "extreme" if problem.kv_format == "plain" else f"codes_{problem.kv_format}"
+        q, kv = _extreme(problem, q, kv, pools.raw(wild, kv_shape, "kv extreme"))
+        return (q, kv) if problem.kv_format == "plain" else _with_zero_rows(problem, q, kv)
     if problem.regime == "retrieval":
         return _retrieval(problem, geometry, q, kv)
+    return q, kv
+
+
+def _with_zero_rows(problem: DecodeProblem, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
+    """Some keys and, unless rows of q share memory, some query rows that are zero throughout, among normal ones."""
+    kv.view(-1, kv.shape[3])[problem.seed % _ZERO_KEYS :: _ZERO_KEYS] = 0
+    if problem.q_layout.kind == "overlapping":
+        return q, kv
+    q = q.clone()
+    q[problem.seed % _ZERO_QUERIES :: _ZERO_QUERIES] = 0
     return q, kv
 
 
@@ -81,6 +140,20 @@ def _extreme(problem: DecodeProblem, q: Tensor, kv: Tensor, wild: Tensor) -> tup
     return q, kv
 
 
+def _code_exponents(problem: DecodeProblem, bits: int) -> tuple[int, int]:
+    """The powers of two that codes hold in q and in the cache (Note [Retrieval]), within their formats."""
+    of_both = _GAP_EXPONENT - problem.softmax_scale + (bits == 1)
+    if problem.kv_format != "plain":
+        of_both += max(0, math.ceil(-math.log2(single(problem.q_scale) * single(problem.kv_scale))))
+    of_q = min(of_both, _LARGEST_QUERY_EXPONENT)
+    if problem.q_format != "plain":
+        of_q = min(of_q, largest_exponent(problem.q_format))
+    of_kv = of_both - of_q
+    if problem.kv_format != "plain":
+        of_kv = min(of_kv, largest_exponent(problem.kv_format))
+    return of_q, of_kv
+
+
 def _retrieval(problem: DecodeProblem, geometry: Geometry, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in a few columns of both tensors (Note [Retrieval])."""
     width = q.shape[2]
@@ -89,8 +162,7 @@ def _retrieval(problem: DecodeProblem, geometry: Geometry, q: Tensor, kv: Tensor
     if bits == 0:  # tensors without columns
         return q, kv
     columns = torch.from_numpy(_order(width, problem.seed, "code")[:bits])
-    exponent = _GAP_EXPONENT - problem.softmax_scale + (bits == 1)
-    of_q = min(exponent, _LARGEST_QUERY_EXPONENT)
+    of_q, of_kv = _code_exponents(problem, bits)
     queries = np.zeros((problem.num_rows, problem.num_heads, bits), np.float32)
     keys: list[Floats] = []
     slots: list[Ints] = []
@@ -108,7 +180,7 @@ def _retrieval(problem: DecodeProblem, geometry: Geometry, q: Tensor, kv: Tensor
         return q, kv
     q[..., columns.to(q.device)] = torch.from_numpy(queries * np.float32(2.0**of_q)).to(q)
     kv = kv.clone()
-    of_keys = torch.from_numpy(np.concatenate(keys) * np.float32(2.0 ** (exponent - of_q))).to(kv)
+    of_keys = torch.from_numpy(np.concatenate(keys) * np.float32(2.0**of_kv)).to(kv)
     rows = torch.from_numpy(np.concatenate(slots)).to(kv.device)
     kv.view(-1, width)[rows.unsqueeze(1), columns.to(kv.device)] = of_keys
     return q, kv

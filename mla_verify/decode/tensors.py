@@ -12,6 +12,7 @@ from torch import Tensor
 from mla_verify.contract import Placement
 from mla_verify.decode.geometry import Geometry, geometry_of
 from mla_verify.decode.invalid import make_invalid
+from mla_verify.decode.quantised import dtype_of_kv, dtype_of_q, single
 from mla_verify.decode.regimes import values_of
 from mla_verify.decode.rules import row_rules
 from mla_verify.kernel import Kernel
@@ -35,6 +36,7 @@ def place(problem: DecodeProblem, kernel: Kernel, device: torch.device) -> Place
     plans = (
         *_attention_plans(problem, kernel, geometry, device),
         *_index_plans(problem, kernel, geometry, device),
+        *_scale_plans(problem, kernel, device),
     )
     if problem.invalid is not None:
         plans = make_invalid(problem, plans)
@@ -46,6 +48,9 @@ def place(problem: DecodeProblem, kernel: Kernel, device: torch.device) -> Place
     }
     if not problem.with_lse:
         arguments["lse"] = None
+    for name, fmt in (("q_scale", problem.q_format), ("kv_scale", problem.kv_format)):
+        if fmt == "plain":
+            arguments[name] = None
     return Placement(plans, arguments)
 
 
@@ -53,19 +58,19 @@ def _attention_plans(
     problem: DecodeProblem, kernel: Kernel, geometry: Geometry, device: torch.device
 ) -> tuple[TensorPlan, ...]:
     """q, the cache, o and (where the problem has one) lse."""
-    dtype = dtype_of(problem.dtype)
+    dtype, of_kv = dtype_of(problem.dtype), dtype_of_kv(problem)
     q, kv = values_of(problem, geometry, device)
     rules = {name: rows.to(device) for name, rows in row_rules(problem, kernel, geometry).items()}
     outer = (problem.num_rows, problem.num_heads)
     live_rows = None
     if problem.padding_rows:
         live_rows = (torch.arange(problem.num_rows, device=device) < geometry.live_rows).view(-1, 1, 1)
-    page = (problem.page_size * kv.shape[3] + problem.page_pad) * dtype.itemsize
+    page = (problem.page_size * kv.shape[3] + problem.page_pad) * of_kv.itemsize
     cache = plan(
         "kv_buffer",
         tuple(kv.shape),
         Layout("padded_rows", problem.page_pad, problem.cache_offset),
-        dtype,
+        of_kv,
         "input",
         kernel=kernel,
         group="cache",
@@ -84,7 +89,9 @@ def _attention_plans(
         rules=rules["o"].view(-1, 1, 1) if "o" in rules else None,
         form=problem.out_form,
     )
-    query = plan("q", tuple(q.shape), problem.q_layout, dtype, "input", kernel=kernel, values=q, live=live_rows)
+    query = plan(
+        "q", tuple(q.shape), problem.q_layout, dtype_of_q(problem), "input", kernel=kernel, values=q, live=live_rows
+    )
     if not problem.with_lse:
         return query, cache, o
     lse = plan(
@@ -98,6 +105,26 @@ def _attention_plans(
         form=problem.out_form,
     )
     return query, cache, o, lse
+
+
+def _scale_plans(problem: DecodeProblem, kernel: Kernel, device: torch.device) -> tuple[TensorPlan, ...]:
+    """A float32 scale for each of q and the cache that is quantised; behind it lie secrets, as behind any tensor."""
+    return tuple(
+        plan(
+            name,
+            (1,),
+            CONTIGUOUS,
+            torch.float32,
+            "input",
+            kernel=kernel,
+            values=torch.tensor([single(scale)], dtype=torch.float32, device=device),
+        )
+        for name, fmt, scale in (
+            ("q_scale", problem.q_format, problem.q_scale),
+            ("kv_scale", problem.kv_format, problem.kv_scale),
+        )
+        if fmt != "plain"
+    )
 
 
 def _index_plans(

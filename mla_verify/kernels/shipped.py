@@ -8,6 +8,7 @@ from mla_verify.kernel import Arithmetic, Kernel, KnownDeviation
 from mla_verify.kernels import torch_decode, torch_up_projection
 from mla_verify.kernels.onednn import AMX_SPREADS_INFINITY
 from mla_verify.registry import add
+from strategies.limits import DecodeLimits
 
 __all__ = ["SHIPPED"]
 
@@ -35,6 +36,8 @@ _BMM_ACCEPTS: Final = (
 
 # The CPU's bf16 product treats subnormals as zero for some shapes (8 of 15 measured); fp16 and fp32 keep them.
 _CPU_BMM: Final = Arithmetic(subnormals="flushed")
+
+_CODES: Final = DecodeLimits(kv_formats=("e4m3fn", "e4m3fnuz", "e5m2"), quantised_q="optional")
 
 SHIPPED: Final = (
     Kernel(
@@ -70,6 +73,25 @@ SHIPPED: Final = (
         contract="decode",
         load=lambda: torch_decode.decode_split_kv_zeros,
         summary="the same from torch.zeros, copied into o: the form that was replaced",
+        arithmetic=Arithmetic(probabilities="fp32", normalise="division"),
+        validates=("shapes", "dtypes", "overlap", "tables"),
+    ),
+    Kernel(
+        name="decode_split_kv_fp8",
+        contract="decode",
+        load=lambda: torch_decode.decode_split_kv_empty,
+        summary="decode_split_kv_empty on fp8 codes: of the cache, or of q and the cache",
+        limits=_CODES,
+        arithmetic=Arithmetic(probabilities="fp32", normalise="division"),
+        validates=("shapes", "dtypes", "overlap", "tables"),
+        baseline="decode_split_kv_fp8_zeros",
+    ),
+    Kernel(
+        name="decode_split_kv_fp8_zeros",
+        contract="decode",
+        load=lambda: torch_decode.decode_split_kv_zeros,
+        summary="the same from torch.zeros, copied into o: the form that was replaced",
+        limits=_CODES,
         arithmetic=Arithmetic(probabilities="fp32", normalise="division"),
         validates=("shapes", "dtypes", "overlap", "tables"),
     ),

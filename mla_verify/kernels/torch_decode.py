@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mla_verify.kernels.decode_arguments import refuse_contradictions
+
 __all__ = ["decode_split_kv_empty", "decode_split_kv_zeros"]
 
 
@@ -28,6 +30,8 @@ def decode_split_kv_empty(
     page_size: int,
     sm_scale: float,
     num_kv_splits: int,
+    q_scale: Tensor | None = None,  # float32 [1]: what q's codes are multiplied by, None where q holds numbers
+    kv_scale: Tensor | None = None,  # float32 [1], the same for the cache
     **_: Any,
 ) -> None:
     """Decode with scratch from `torch.empty`, writing every row of every request straight into `o` and `lse`.
@@ -35,14 +39,19 @@ def decode_split_kv_empty(
     A row that sees no key gets `o` = 0 and `lse` = −inf; padding rows stay as they are. Raises ValueError, before
     anything is written, for shapes, dtypes, overlapping memory or index tables that contradict each other.
     """
-    batch = _requests(q, kv_buffer, o, lse, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, page_size)
+    refuse_contradictions(
+        q=q, kv_buffer=kv_buffer, o=o, lse=lse, page_size=page_size, q_scale=q_scale, kv_scale=kv_scale
+    )
+    batch = _requests(kv_buffer, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, page_size)
     shape = (q.shape[0], num_kv_splits, q.shape[1])
     scratch = _Scratch(
         torch.empty((*shape, o.shape[2]), dtype=torch.float32, device=q.device),
         torch.empty((*shape, 1), dtype=torch.float32, device=q.device),
     )
+    cache = _Cache(kv_buffer, kv_scale)
     for request in batch:
-        splits = _attend_splits(q, kv_buffer, scratch, request, sm_scale, num_kv_splits)
+        queries = _numbers(q[request.rows], q_scale)
+        splits = _attend_splits(queries, cache, scratch, request, sm_scale, num_kv_splits)
         _merge_splits(scratch, request, splits, o, lse)
 
 
@@ -58,13 +67,18 @@ def decode_split_kv_zeros(
     page_size: int,
     sm_scale: float,
     num_kv_splits: int,
+    q_scale: Tensor | None = None,  # float32 [1]: what q's codes are multiplied by, None where q holds numbers
+    kv_scale: Tensor | None = None,  # float32 [1], the same for the cache
     **_: Any,
 ) -> None:
     """Decode with zero-filled scratch and results, copied into `o` and `lse` at the end.
 
     Keeps every promise of `decode_split_kv_empty` and depends on less: what it forgets to write is zero.
     """
-    batch = _requests(q, kv_buffer, o, lse, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, page_size)
+    refuse_contradictions(
+        q=q, kv_buffer=kv_buffer, o=o, lse=lse, page_size=page_size, q_scale=q_scale, kv_scale=kv_scale
+    )
+    batch = _requests(kv_buffer, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, page_size)
     shape = (q.shape[0], num_kv_splits, q.shape[1])
     scratch = _Scratch(
         torch.zeros((*shape, o.shape[2]), dtype=torch.float32, device=q.device),
@@ -72,8 +86,10 @@ def decode_split_kv_zeros(
     )
     o_copy = torch.zeros(o.shape, dtype=o.dtype, device=o.device)
     lse_copy = None if lse is None else torch.zeros(lse.shape, dtype=lse.dtype, device=lse.device)
+    cache = _Cache(kv_buffer, kv_scale)
     for request in batch:
-        splits = _attend_splits(q, kv_buffer, scratch, request, sm_scale, num_kv_splits)
+        queries = _numbers(q[request.rows], q_scale)
+        splits = _attend_splits(queries, cache, scratch, request, sm_scale, num_kv_splits)
         _merge_splits(scratch, request, splits, o_copy, lse_copy)
     live = batch[-1].rows.stop if batch else 0  # padding rows belong to the caller
     o[:live].copy_(o_copy[:live])
@@ -98,8 +114,34 @@ class _Request:
     kv_len: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cache:
+    """The pool of pages, and what its codes are multiplied by."""
+
+    pool: Tensor  # [num_pages, page_size, 1, kv_lora_rank + qk_rope_head_dim]
+    scale: Tensor | None
+
+
+def _numbers(stored: Tensor, scale: Tensor | None) -> Tensor:
+    """What a tensor stands for, in float32."""
+    numbers = stored.float()
+    return numbers if scale is None else numbers * scale
+
+
+def _picked(pool: Tensor, pages: Tensor) -> Tensor:
+    """Pages of the pool. Codes are picked as bytes: not every device knows how to pick fp8 numbers."""
+    if pool.element_size() > 1:
+        return pool.index_select(0, pages)
+    return pool.view(torch.uint8).index_select(0, pages).view(pool.dtype)
+
+
 def _attend_splits(
-    q: Tensor, kv_buffer: Tensor, scratch: _Scratch, request: _Request, sm_scale: float, num_kv_splits: int
+    q: Tensor,  # float32 [q_len, num_heads, kv_lora_rank + qk_rope_head_dim]
+    cache: _Cache,
+    scratch: _Scratch,
+    request: _Request,
+    sm_scale: float,
+    num_kv_splits: int,
 ) -> int:
     """Stage 1: fill the first splits of the request's scratch rows, and say how many of them there are.
 
@@ -112,11 +154,11 @@ def _attend_splits(
     num_heads, width = q.shape[1:]
     chunk = -(-kv_len // num_kv_splits)
     splits = -(-kv_len // chunk)
-    keys = q.new_zeros(splits * chunk, width, dtype=torch.float32)  # zeros behind the last key, masked below
-    pages = kv_buffer.index_select(0, request.pages)
-    keys[:kv_len] = pages.view(pages.shape[0] * pages.shape[1], width)[:kv_len]
+    keys = q.new_zeros(splits * chunk, width)  # zeros behind the last key, masked below
+    pages = _picked(cache.pool, request.pages)
+    keys[:kv_len] = _numbers(pages.view(pages.shape[0] * pages.shape[1], width)[:kv_len], cache.scale)
     keys = keys.view(splits, chunk, width)
-    queries = q[rows].reshape(q_len * num_heads, width).float()
+    queries = q.reshape(q_len * num_heads, width)
     scores = torch.matmul(queries, keys.transpose(1, 2)).mul_(sm_scale)  # [splits, q_len · num_heads, chunk]
     # The last row sees every key, each row before it one key less.
     visible = torch.arange(kv_len - q_len + 1, kv_len + 1, device=q.device).repeat_interleave(num_heads)
@@ -150,29 +192,14 @@ def _merge_splits(scratch: _Scratch, request: _Request, splits: int, o: Tensor, 
 
 
 def _requests(
-    q: Tensor,
     kv_buffer: Tensor,
-    o: Tensor,
-    lse: Tensor | None,
     qo_indptr: Tensor,
     kv_indptr: Tensor,
     kv_indices: Tensor,
     kv_last_page_lens: Tensor,
     page_size: int,
 ) -> list[_Request]:
-    """Read the index tables, and refuse arguments that contradict each other."""
-    num_rows, num_heads, width = q.shape
-    if tuple(kv_buffer.shape[1:]) != (page_size, 1, width):
-        raise ValueError(f"pages of kv_buffer have shape {tuple(kv_buffer.shape[1:])}, wanted {(page_size, 1, width)}")
-    if tuple(o.shape[:2]) != (num_rows, num_heads) or o.shape[2] > width:
-        raise ValueError(f"o has shape {tuple(o.shape)}, which does not fit q of shape {tuple(q.shape)}")
-    if lse is not None and tuple(lse.shape) != (num_rows, num_heads):
-        raise ValueError(f"lse has shape {tuple(lse.shape)}, wanted {(num_rows, num_heads)}")
-    if not q.dtype == kv_buffer.dtype == o.dtype:
-        raise ValueError(f"q, kv_buffer and o are {q.dtype}, {kv_buffer.dtype} and {o.dtype}, wanted one dtype")
-    for name, source in (("q", q), ("kv_buffer", kv_buffer)):
-        if _overlap(o, source):
-            raise ValueError(f"o overlaps {name}: it would be overwritten while it is still read")
+    """Read the index tables, and refuse what they cannot mean."""
     q_starts, page_starts = qo_indptr.tolist(), kv_indptr.tolist()
     last_lens = kv_last_page_lens.tolist()
     if any(end < start for start, end in pairwise(page_starts)):
@@ -188,16 +215,3 @@ def _requests(
         kv_len = (end - start - 1) * page_size + last_len if end > start else 0  # last_len is arbitrary without pages
         requests.append(_Request(slice(q_starts[index], q_starts[index + 1]), used[start:end], kv_len))
     return requests
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether the address ranges of two tensors meet (interleaved tensors count as overlapping)."""
-    if one.numel() == 0 or other.numel() == 0 or one.device != other.device:
-        return False
-    (one_start, one_end), (other_start, other_end) = _address_range(one), _address_range(other)
-    return one_start < other_end and other_start < one_end
-
-
-def _address_range(tensor: Tensor) -> tuple[int, int]:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

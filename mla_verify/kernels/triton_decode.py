@@ -8,7 +8,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from mla_verify.kernels.triton_launch import PROGRAMS, block, interpreted, jitted, overlap, overlaps_itself, programs
+from mla_verify.errors import Unavailable
+from mla_verify.kernels.decode_arguments import refuse_contradictions
+from mla_verify.kernels.triton_launch import PROGRAMS, block, interpreted, jitted, programs
 
 __all__ = ["load_triton_decode", "load_triton_decode_zeros"]
 
@@ -16,12 +18,13 @@ _TILE_BYTES: Final = 32 * 1024  # of keys or queries held in shared memory at a 
 _MOST_ELEMENTS: Final = 1 << 20  # of a block, in Triton
 
 
-def load_triton_decode() -> Callable[..., None]:
+def load_triton_decode(formats: tuple[str, ...] = ()) -> Callable[..., None]:
     """The decode that takes its scratch from `torch.empty` and writes `o` and `lse` where the caller keeps them.
 
-    A row that sees no key gets `o` = 0 and `lse` = −inf; padding rows stay as they are.
+    A row that sees no key gets `o` = 0 and `lse` = −inf; padding rows stay as they are. formats: of the codes that it
+    is to read. Raises Unavailable where there is no Triton, or none that knows these formats on this device.
     """
-    kernels = jitted("decode")
+    kernels = _kernels(formats)
 
     def triton_decode(
         q: Tensor,  # [num_rows, num_heads, kv_lora_rank + qk_rope_head_dim]
@@ -36,21 +39,27 @@ def load_triton_decode() -> Callable[..., None]:
         max_seqlen_q: int,
         sm_scale: float,
         num_kv_splits: int,
+        q_scale: Tensor | None = None,  # float32 [1]: what q's codes are multiplied by, None where q holds numbers
+        kv_scale: Tensor | None = None,  # float32 [1], the same for the cache
         **_: Any,
     ) -> None:
         tables = (qo_indptr, kv_indptr, kv_indices, kv_last_page_lens)
-        _refuse(q, kv_buffer, o, lse, tables, page_size)
+        refuse_contradictions(
+            q=q, kv_buffer=kv_buffer, o=o, lse=lse, page_size=page_size, q_scale=q_scale, kv_scale=kv_scale
+        )
+        _refuse_tables(tables)
         shape = (q.shape[0], num_kv_splits, q.shape[1])
         parts = torch.empty((*shape, o.shape[2]), dtype=torch.float32, device=q.device)
         part_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-        _launch(kernels, q, kv_buffer, o, lse, tables, parts, part_lse, page_size, max_seqlen_q, sm_scale)
+        scales = (q_scale, kv_scale)
+        _launch(kernels, q, kv_buffer, o, lse, tables, parts, part_lse, scales, page_size, max_seqlen_q, sm_scale)
 
     return triton_decode
 
 
-def load_triton_decode_zeros() -> Callable[..., None]:
+def load_triton_decode_zeros(formats: tuple[str, ...] = ()) -> Callable[..., None]:
     """The same from `torch.zeros`, copied into `o` and `lse` at the end: what it forgets to write is zero."""
-    kernels = jitted("decode")
+    kernels = _kernels(formats)
 
     def triton_decode_zeros(
         q: Tensor,  # [num_rows, num_heads, kv_lora_rank + qk_rope_head_dim]
@@ -65,22 +74,47 @@ def load_triton_decode_zeros() -> Callable[..., None]:
         max_seqlen_q: int,
         sm_scale: float,
         num_kv_splits: int,
+        q_scale: Tensor | None = None,  # float32 [1]: what q's codes are multiplied by, None where q holds numbers
+        kv_scale: Tensor | None = None,  # float32 [1], the same for the cache
         **_: Any,
     ) -> None:
         tables = (qo_indptr, kv_indptr, kv_indices, kv_last_page_lens)
-        _refuse(q, kv_buffer, o, lse, tables, page_size)
+        refuse_contradictions(
+            q=q, kv_buffer=kv_buffer, o=o, lse=lse, page_size=page_size, q_scale=q_scale, kv_scale=kv_scale
+        )
+        _refuse_tables(tables)
         shape = (q.shape[0], num_kv_splits, q.shape[1])
         parts = torch.zeros((*shape, o.shape[2]), dtype=torch.float32, device=q.device)
         part_lse = torch.zeros(shape, dtype=torch.float32, device=q.device)
         o_copy = torch.zeros(o.shape, dtype=o.dtype, device=o.device)
         lse_copy = None if lse is None else torch.zeros(lse.shape, dtype=lse.dtype, device=lse.device)
-        _launch(kernels, q, kv_buffer, o_copy, lse_copy, tables, parts, part_lse, page_size, max_seqlen_q, sm_scale)
+        scales, written = (q_scale, kv_scale), (o_copy, lse_copy)
+        _launch(kernels, q, kv_buffer, *written, tables, parts, part_lse, scales, page_size, max_seqlen_q, sm_scale)
         live = int(qo_indptr[-1])  # rows behind it are the caller's
         o[:live].copy_(o_copy[:live])
         if lse is not None and lse_copy is not None:
             lse[:live].copy_(lse_copy[:live])
 
     return triton_decode_zeros
+
+
+def _kernels(formats: tuple[str, ...]) -> Any:
+    """The jitted functions. Raises Unavailable where they could not run on these formats."""
+    kernels = jitted("decode")
+    if interpreted() or not formats:
+        return kernels
+    known = _known_formats()
+    if missing := [name for name in formats if name not in known]:
+        raise Unavailable(f"Triton has no {', '.join(missing)} on this device, only {', '.join(known) or 'no fp8'}")
+    return kernels
+
+
+def _known_formats() -> tuple[str, ...]:
+    """The fp8 formats that Triton converts on the device there is."""
+    if torch.version.hip is None:
+        return ("e4m3fn", "e5m2") if torch.cuda.get_device_capability() >= (8, 9) else ("e5m2",)
+    arch = torch.cuda.get_device_properties(0).gcnArchName
+    return ("e4m3fnuz",) if arch.startswith("gfx942") else ("e4m3fn", "e5m2")
 
 
 def _launch(
@@ -92,6 +126,7 @@ def _launch(
     tables: tuple[Tensor, Tensor, Tensor, Tensor],
     parts: Tensor,
     part_lse: Tensor,
+    scales: tuple[Tensor | None, Tensor | None],
     page_size: int,
     max_seqlen_q: int,
     sm_scale: float,
@@ -103,7 +138,8 @@ def _launch(
     batch, num_kv_splits = kv_last_page_lens.shape[0], part_lse.shape[1]
     latent_block = block(kv_lora_rank)
     lanes = _lane_block(max_seqlen_q * num_heads, latent_block, work=batch * num_kv_splits)
-    keys = _key_block(kv_buffer, num_kv_splits, latent_block)
+    q_scale, kv_scale = scales
+    keys = _key_block(kv_buffer, num_kv_splits, latent_block, element_size=o.element_size())
     tiles = -(-max_seqlen_q * num_heads // lanes)
     if batch * tiles == 0:
         return  # no row belongs to anybody, and a grid may not be empty
@@ -128,6 +164,11 @@ def _launch(
         kv_buffer.stride(0),
         kv_buffer.stride(1),
         kv_buffer.stride(3),
+        part_lse if q_scale is None else q_scale,
+        part_lse if kv_scale is None else kv_scale,
+        Q_SCALED=q_scale is not None,
+        KV_SCALED=kv_scale is not None,
+        COMPUTE=getattr(kernels.tl, str(o.dtype).removeprefix("torch.")),
         BLOCK_LANES=lanes,
         BLOCK_KEYS=keys,
         BLOCK_LATENT=latent_block,
@@ -165,41 +206,18 @@ def _lane_block(lanes: int, latent_block: int, *, work: int) -> int:
     return block(lanes, most=max(16, min(64, _TILE_BYTES // (4 * latent_block))))
 
 
-def _key_block(kv_buffer: Tensor, num_kv_splits: int, latent_block: int) -> int:
+def _key_block(kv_buffer: Tensor, num_kv_splits: int, latent_block: int, *, element_size: int) -> int:
     """How many keys a program takes at a time: what shared memory holds, in the interpreter no more than can be there.
 
-    A long split takes several turns in both.
+    A long split takes several turns in both. element_size: bytes of a number that is multiplied, codes widened.
     """
     if interpreted():
         return block(-(-kv_buffer.shape[0] * kv_buffer.shape[1] // num_kv_splits), most=64)
-    return max(16, min(64, _TILE_BYTES // (latent_block * kv_buffer.element_size())))
+    return max(16, min(64, _TILE_BYTES // (latent_block * element_size)))
 
 
-def _refuse(
-    q: Tensor, kv_buffer: Tensor, o: Tensor, lse: Tensor | None, tables: tuple[Tensor, ...], page_size: int
-) -> None:
-    """Raise ValueError for arguments that contradict each other. What the tables say is taken on trust.
-
-    Reading the tables here would stop the host until the device has caught up, once for every layer.
-    """
-    num_rows, num_heads, width = q.shape
-    if tuple(kv_buffer.shape[1:]) != (page_size, 1, width):
-        raise ValueError(f"pages of kv_buffer have shape {tuple(kv_buffer.shape[1:])}, wanted {(page_size, 1, width)}")
-    if tuple(o.shape[:2]) != (num_rows, num_heads) or o.shape[2] > width:
-        raise ValueError(f"o has shape {tuple(o.shape)}, which does not fit q of shape {tuple(q.shape)}")
-    if lse is not None and tuple(lse.shape) != (num_rows, num_heads):
-        raise ValueError(f"lse has shape {tuple(lse.shape)}, wanted {(num_rows, num_heads)}")
-    if not q.dtype == kv_buffer.dtype == o.dtype:
-        raise ValueError(f"q, kv_buffer and o are {q.dtype}, {kv_buffer.dtype} and {o.dtype}, wanted one dtype")
-    if lse is not None and lse.dtype != torch.float32:
-        raise ValueError(f"lse is {lse.dtype}, wanted torch.float32")
+def _refuse_tables(tables: tuple[Tensor, ...]) -> None:
+    """Raise ValueError for index lists that a program could not walk. What they say is taken on trust."""
     for table in tables:
         if table.dtype != torch.int32 or not table.is_contiguous():
             raise ValueError(f"an index list is {table.dtype} with stride {table.stride()}, wanted packed torch.int32")
-    outputs = (("o", o), *((("lse", lse),) if lse is not None else ()))
-    for name, output in outputs:
-        for source_name, source in (("q", q), ("kv_buffer", kv_buffer)):
-            if overlap(output, source):
-                raise ValueError(f"{name} overlaps {source_name}: it would be overwritten while it is still read")
-        if overlaps_itself(output):
-            raise ValueError(f"{name} overlaps itself: shape {tuple(output.shape)}, strides {output.stride()}")

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from mla_verify.kernel import Arithmetic, Kernel
 from mla_verify.kernels import triton_decode, triton_up_projection
 from mla_verify.registry import add
+from strategies.limits import DecodeLimits
 
 __all__ = ["TRITON_KERNELS"]
 
 _CHECKED: Final = ("shapes", "dtypes", "overlap")
 # Weights are rounded to the cache's dtype before they meet the values; one correctly rounded division ends it.
 _DECODE: Final = Arithmetic(probabilities="input dtype", normalise="division")
+# Formats that one device's Triton knows: NVIDIA's and gfx950's, gfx942's. The interpreter knows them all.
+_CODES: Final = {"fp8": ("e4m3fn", "e5m2"), "fnuz": ("e4m3fnuz",)}
+
+
+def _quantised(name: str, formats: tuple[str, ...]) -> tuple[Kernel, Kernel]:
+    """Both forms of the decode on codes of these formats: the optimised one, and the form that it replaces."""
+    optimised = Kernel(
+        name=f"triton_decode_{name}",
+        contract="decode",
+        load=lambda: triton_decode.load_triton_decode(formats),
+        summary=f"triton_decode on codes of {' or '.join(formats)}: of the cache, or of q and the cache",
+        limits=DecodeLimits(kv_formats=formats, quantised_q="optional"),
+        arithmetic=_DECODE,
+        validates=_CHECKED,
+        triton=True,
+        baseline=f"triton_decode_{name}_zeros",
+        source_files=("mla_verify/kernels/jitted/decode.py",),
+    )
+    return optimised, replace(
+        optimised,
+        name=f"triton_decode_{name}_zeros",
+        load=lambda: triton_decode.load_triton_decode_zeros(formats),
+        summary="the same from torch.zeros, copied into o and lse: the form that it replaces",
+        baseline=None,
+    )
+
 
 TRITON_KERNELS: Final = (
     Kernel(
@@ -55,6 +83,7 @@ TRITON_KERNELS: Final = (
         triton=True,
         source_files=("mla_verify/kernels/jitted/decode.py",),
     ),
+    *(kernel for name, formats in _CODES.items() for kernel in _quantised(name, formats)),
 )
 
 for _kernel in TRITON_KERNELS:

@@ -9,7 +9,7 @@ __all__ = ["attend_kernel", "merge_kernel"]
 
 
 @triton.jit
-def attend_kernel(  # noqa: PLR0915  a program is one straight line
+def attend_kernel(  # noqa: PLR0912, PLR0915  a program is one straight line
     q_ptr,  # [num_rows, num_heads, kv_lora_rank + qk_rope_head_dim]
     kv_ptr,  # [num_pages, page_size, 1, kv_lora_rank + qk_rope_head_dim]
     parts_ptr,  # float32 [num_rows, num_kv_splits, num_heads, kv_lora_rank], contiguous
@@ -32,6 +32,11 @@ def attend_kernel(  # noqa: PLR0915  a program is one straight line
     kv_page_stride,
     kv_slot_stride,
     kv_column_stride,
+    q_scale_ptr,  # float32 [1]; any pointer, and never read, where Q_SCALED is False
+    kv_scale_ptr,  # float32 [1], the same for KV_SCALED
+    Q_SCALED: tl.constexpr,  # noqa: N803  q holds codes, and has a scale
+    KV_SCALED: tl.constexpr,  # noqa: N803
+    COMPUTE: tl.constexpr,  # noqa: N803  the dtype that codes are widened to: every one is exact in it
     BLOCK_LANES: tl.constexpr,  # noqa: N803  a lane is one head of one query row
     BLOCK_KEYS: tl.constexpr,  # noqa: N803
     BLOCK_LATENT: tl.constexpr,  # noqa: N803
@@ -43,6 +48,12 @@ def attend_kernel(  # noqa: PLR0915  a program is one straight line
     """
     latent = tl.cast(tl.arange(0, BLOCK_LATENT), tl.int64)
     latent_live = latent < kv_lora_rank
+    score_scale = sm_scale
+    if Q_SCALED:
+        score_scale = score_scale * tl.load(q_scale_ptr)
+    if KV_SCALED:
+        kv_scale = tl.load(kv_scale_ptr)
+        score_scale = score_scale * kv_scale
     if BLOCK_ROPE > 0:
         rope = tl.cast(tl.arange(0, BLOCK_ROPE), tl.int64)
         rope_live = rope < qk_rope_head_dim
@@ -77,6 +88,11 @@ def attend_kernel(  # noqa: PLR0915  a program is one straight line
                 q_rope = tl.load(
                     q_lanes + rope[None, :] * q_column_stride, lane_live[:, None] & rope_live[None, :], other=0.0
                 )
+            if Q_SCALED:
+                # By way of float32, which every code converts to on every device.
+                q_latent = q_latent.to(tl.float32).to(COMPUTE)
+                if BLOCK_ROPE > 0:
+                    q_rope = q_rope.to(tl.float32).to(COMPUTE)
             peak = tl.full((BLOCK_LANES,), float("-inf"), dtype=tl.float32)
             total = tl.full((BLOCK_LANES,), 0.0, dtype=tl.float32)
             acc = tl.full((BLOCK_LANES, BLOCK_LATENT), 0.0, dtype=tl.float32)
@@ -93,6 +109,8 @@ def attend_kernel(  # noqa: PLR0915  a program is one straight line
                     key_live[:, None] & latent_live[None, :],
                     other=0.0,
                 )
+                if KV_SCALED:
+                    kv = kv.to(tl.float32).to(COMPUTE)
                 scores = tl.dot(q_latent, tl.trans(kv), input_precision="ieee")
                 if BLOCK_ROPE > 0:
                     k_rope = tl.load(
@@ -100,9 +118,11 @@ def attend_kernel(  # noqa: PLR0915  a program is one straight line
                         rope_live[:, None] & key_live[None, :],
                         other=0.0,
                     )
+                    if KV_SCALED:
+                        k_rope = k_rope.to(tl.float32).to(COMPUTE)
                     scores = tl.dot(q_rope, k_rope, scores, input_precision="ieee")
                 seen = key_live[None, :] & (key[None, :] < visible[:, None])
-                scores = tl.where(seen, scores * sm_scale, float("-inf"))
+                scores = tl.where(seen, scores * score_scale, float("-inf"))
                 new_peak = tl.maximum(peak, tl.max(scores, 1))
                 # While a lane has seen no key its peak is −inf, and −inf − (−inf) would be NaN.
                 shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -114,6 +134,8 @@ def attend_kernel(  # noqa: PLR0915  a program is one straight line
             # A lane that sees none of the split's keys leaves 0 and −inf.
             divisor = tl.where(total == 0.0, 1.0, total)
             part = tl.div_rn(acc, tl.broadcast_to(divisor[:, None], acc.shape))
+            if KV_SCALED:
+                part = part * kv_scale  # the values are codes until here
             part_lse = tl.where(total == 0.0, float("-inf"), peak + tl.log(divisor))
             at = (row * num_kv_splits + split) * num_heads + head
             tl.store(part_lse_ptr + at, part_lse, lane_live)
