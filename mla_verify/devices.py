@@ -8,13 +8,13 @@ from typing import cast
 
 import torch
 
-from mla_verify.errors import UsageError
+from mla_verify.errors import Unavailable, UsageError
 
-__all__ = ["device_of_worker", "one_thread", "one_thread_for_good", "resolve_device"]
+__all__ = ["device_of_worker", "one_thread", "one_thread_for_good", "platform_of", "resolve_device"]
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device called `name`. Raises UsageError for a word that is no device and for a device that is absent."""
+    """The device called `name`. Raises UsageError for a word that is no device, Unavailable for one that is absent."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -25,11 +25,21 @@ def resolve_device(name: str) -> torch.device:
         raise UsageError(f"{name!r} is not supported; use cpu, cuda or cuda:N (also for ROCm)")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise UsageError(f"there is no {name} here: torch sees no GPU; use --device cpu")
+        raise Unavailable(f"there is no {name} here: torch sees no GPU; use --device cpu")
     index = cast("int | None", device.index)  # torch's stubs leave None out
     if index is not None and index >= count:
-        raise UsageError(f"there is no {name} here: torch sees {count} GPU{'s' if count > 1 else ''}")
+        seen = f"torch sees {count} GPUs, cuda:0 to cuda:{count - 1}" if count > 1 else "torch sees one GPU, cuda:0"
+        raise Unavailable(f"there is no {name} here: {seen}")
     return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+
+
+def platform_of(device: torch.device) -> str:
+    """What a result was measured on, in a few words: "cpu", or the GPU's name and the runtime behind torch."""
+    if device.type != "cuda":
+        return device.type
+    hip = torch.version.hip
+    runtime = f"ROCm {hip}" if hip else f"CUDA {torch.version.cuda}"
+    return f"{torch.cuda.get_device_name(device)}, {runtime}"
 
 
 @contextmanager

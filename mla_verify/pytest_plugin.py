@@ -137,7 +137,7 @@ class KernelCollector(pytest.Collector):
     def collect(self) -> Iterator[KernelItem]:
         """One item per shard; ids depend on the command line alone, so that xdist's workers agree."""
         from mla_verify.devices import resolve_device
-        from mla_verify.errors import UsageError
+        from mla_verify.errors import Unavailable, UsageError
         from mla_verify.interpreting import interpret_on
         from mla_verify.registry import resolve
 
@@ -145,7 +145,7 @@ class KernelCollector(pytest.Collector):
         try:
             kernel = resolve(self.name, contract=_option(self.config, "mla_contract"))
             resolve_device(_option(self.config, "mla_device"))
-        except UsageError as error:
+        except (UsageError, Unavailable) as error:
             raise pytest.UsageError(str(error)) from error
         shards: int = _option(self.config, "mla_shards")
         for shard in range(shards):
