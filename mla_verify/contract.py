@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from hypothesis.strategies import SearchStrategy
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from mla_verify.kernel import Kernel
 from sanitizer.plan import TensorPlan
+
+if TYPE_CHECKING:
+    from mla_verify.judging import Reference
 
 __all__ = ["Contract", "Disagreement", "Expectation", "Judgement", "Placement"]
 
@@ -47,6 +50,10 @@ class Judgement:
 
 class Expectation(Protocol):
     """The oracle's answer to one problem, able to judge outputs."""
+
+    def reference(self, name: str) -> Reference:
+        """What one output must be, element by element."""
+        ...
 
     def judge(self, outputs: Mapping[str, Tensor], *, skip: Mapping[str, Tensor]) -> Judgement:
         """Compare outputs (name → tensor of the output's shape) with the oracle, within the derived bound.

@@ -11,7 +11,7 @@ from typing import Any, Final
 from mla_verify.errors import UsageError
 from sanitizer.observing import Observer
 
-__all__ = ["check_interpreted", "interpret_on", "interpreting", "names_triton", "recorder"]
+__all__ = ["check_interpreted", "interpret_on", "interpreting", "names_triton", "programs_seen", "recorder"]
 
 _VARIABLE: Final = "TRITON_INTERPRET"
 _MEND: Final = f"set {_VARIABLE}=1 before triton is imported"
@@ -75,3 +75,13 @@ def recorder(*, triton: bool) -> Observer | None:
     from sanitizer.triton.recorder import Recorder
 
     return Recorder()
+
+
+def programs_seen(observer: Observer | None, tensor: str) -> tuple[Any, dict[int, str]] | None:
+    """Which program stored each element of an output last, as `Recording.programs` says; None where none was seen."""
+    if observer is None:
+        return None
+    from sanitizer.triton.recorder import Recorder
+
+    recording = observer.recording if isinstance(observer, Recorder) else None
+    return None if recording is None else recording.programs(tensor)

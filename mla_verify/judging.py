@@ -26,7 +26,7 @@ from torch import Tensor
 from mla_verify.contract import Disagreement, Judgement
 from sanitizer.indices import describe_mask
 
-__all__ = ["Bound", "Reference", "differ", "judge", "merged", "round_once"]
+__all__ = ["Bound", "Comparison", "Reference", "compared", "differ", "judge", "merged", "round_once"]
 
 Index = tuple[Tensor, ...]
 Bound = Callable[[Index], tuple[Tensor, Tensor]]
@@ -48,6 +48,16 @@ class Reference:
     relative: float | Tensor  # a tensor broadcasts to the shape
     absolute: float | Tensor
     bound: Bound
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Some elements [n] beside what they ought to be, float64. unjudged: no usable bound, and not certainly wrong."""
+
+    expected: Tensor
+    error: Tensor  # NaN where either side is NaN
+    bound: Tensor  # 0 where the answer is exact
+    unjudged: Tensor  # bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +95,13 @@ def judge(reference: Reference, actual: Tensor, *, skip: Tensor | None = None) -
         int(standing.excused.sum()),
         _worst(standing, judged | wrong),
     )
+
+
+def compared(reference: Reference, actual: Tensor, index: Index) -> Comparison:
+    """The elements at `index` (one tensor per dimension) beside the oracle's answer, for a person to look at."""
+    standing = _stand(reference, index, actual)
+    expected = reference.value if reference.exact is None else reference.exact.to(torch.float64)
+    return Comparison(expected[index], standing.error, standing.bound, standing.excused)
 
 
 def differ(

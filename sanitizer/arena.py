@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sanitizer import faults
-from sanitizer.containment import describe_strays
+from sanitizer.containment import Strays, describe_strays, strays_of
 from sanitizer.fences import Fence, Strip, forbidden
 from sanitizer.finding import Finding
 from sanitizer.kept import KeptMemory
@@ -57,6 +57,7 @@ class Arena:
         self._row: int | None = None  # the secret that the single image holds
         self._clean = False  # the arena is known to equal the image
         self._moved = False  # the kernel reallocated the arena's storage
+        self._strayed: Tensor | None = None  # where strays were seen, for as long as somebody wants to know
 
     @property
     def plans(self) -> Sequence[TensorPlan]:
@@ -80,6 +81,7 @@ class Arena:
         count then, and outputs with a storage of their own become views.
         """
         ground = place(plans, fence=fence)
+        self._strayed = None
         places, self._size = ground.places, ground.size
         self._plans = plans
         self.fence, self._arena = fence, self._open if fence is None else self._fenced
@@ -230,9 +232,10 @@ class Arena:
 
     def _renew(self) -> None:
         """Replace an arena whose storage the kernel reallocated, and lay everything out again."""
-        row = self._row or 0
+        row, strayed = self._row or 0, self._strayed
         self._arena.renew(max(self._size, self._arena.data.numel()))
         self.load(self._plans, fence=self.fence)
+        self._strayed = strayed
         self.poison(list(Secret)[row])
         self._clean = True
 
@@ -282,12 +285,25 @@ class Arena:
             same = all(torch.equal(kept, wanted) for wanted, kept in self._wide)
         findings: list[Finding] = []
         if not same:
-            findings = describe_strays(arena != image, list(self._placed.values()))
+            changed = arena != image
+            findings = describe_strays(changed, list(self._placed.values()))
+            if self._strayed is not None:
+                self._strayed |= changed
             arena.copy_(image)
         self._clean = True
         if self._moved:
             self._renew()
         return findings
+
+    def watch_strays(self) -> None:
+        """From now on, until another problem is loaded, keep in mind where strays are seen; see `strays`."""
+        self._strayed = torch.zeros(self._size, dtype=torch.bool, device=self.device)
+
+    def strays(self) -> dict[str, Strays]:
+        """Per tensor in whose elements, gaps or guards strays were seen since `watch_strays`: where."""
+        if self._strayed is None:
+            return {}
+        return strays_of(self._strayed, list(self._placed.values()))
 
     def put_outputs_back(self) -> None:
         """Restore what a kernel may write, unseen the rest: the next `stray` under the same secret judges both runs."""

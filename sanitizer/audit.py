@@ -14,7 +14,7 @@ thoroughly, because runs on damaged inputs say nothing about each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,8 @@ class Audit:
 
     findings: one per broken clause and tensor, in the order of the runs. outputs: compact copies from the run under A,
     by name, for the oracle; empty if a run raised. runs: the outputs of all runs, for a kernel that is not
-    deterministic. blamed: per output a bool mask of elements that a finding names already. error: the first exception.
+    deterministic. blamed: per output a bool mask of elements that a finding names already; by_clause: the same, told
+    apart. by_secret: the outputs under each secret, by its letter. error: the first exception.
     intercepted, allocations, allocated_bytes: of the run under A, as far as torch's dispatcher sees them.
     notes: what an observer saw that broke no clause.
     """
@@ -51,6 +52,8 @@ class Audit:
     allocations: int = 0
     allocated_bytes: int = 0
     notes: tuple[str, ...] = ()
+    by_clause: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict[str, Mapping[str, Tensor]])
+    by_secret: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict[str, Mapping[str, Tensor]])
 
 
 def audit(
@@ -144,6 +147,8 @@ def _audited(runner: Runner, *, deterministic: bool, returned_rules: Mapping[str
         intercepted=first.interceptor.intercepted,
         allocations=first.interceptor.allocations,
         allocated_bytes=first.interceptor.allocated_bytes,
+        by_clause=verdicts.by_clause,
+        by_secret={secret.name: _typed(run.outputs) for secret, run in runs.items()},
     )
     stopwatch.lap("compare")
     return result

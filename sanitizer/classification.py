@@ -19,10 +19,11 @@ __all__ = ["Verdicts", "classify", "same_bits"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdicts:
-    """Findings, and per output a bool mask of the elements that they name."""
+    """Findings, and per output a bool mask of the elements that they name; `by_clause`: the same, told apart."""
 
     findings: list[Finding]
     blamed: dict[str, Tensor]
+    by_clause: dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +54,7 @@ def classify(
     again: runs the kernel once more under that secret; called at most once, and only after a disagreement.
     damaged: the kernel changed its inputs early on, so the warm-up's outputs say nothing.
     """
-    verdicts = Verdicts([], {})
+    verdicts = Verdicts([], {}, {})
     pending: list[tuple[str, _Masks, list[Output]]] = []
     for name in runs[0].outputs:
         if not all(name in run.outputs for run in runs):
@@ -185,3 +186,5 @@ def _add(verdicts: Verdicts, clause: str, name: str, mask: Tensor, words: str) -
     verdicts.findings.append(Finding(clause, name, count, words.replace("{}", describe_mask(name, mask), 1)))
     blamed = verdicts.blamed.get(name)
     verdicts.blamed[name] = mask if blamed is None else blamed | mask
+    of_clause = verdicts.by_clause.setdefault(name, {})
+    of_clause[clause] = mask | of_clause[clause] if clause in of_clause else mask

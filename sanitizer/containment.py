@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +14,20 @@ from sanitizer.indices import describe_mask, index_text
 from sanitizer.placed import Placed
 from sanitizer.plan import Element
 
-__all__ = ["describe_strays"]
+__all__ = ["Strays", "describe_strays", "strays_of"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strays:
+    """Where one tensor's surroundings were written that had to stay as they were.
+
+    elements: [shape] bool. slots: [many] bool, the same in the order of memory, guards and gaps included, in units of
+    the tensor's elements; the first element is `slots[first]`.
+    """
+
+    elements: Tensor
+    slots: Tensor
+    first: int
 
 
 def describe_strays(changed: Tensor, places: Sequence[Placed]) -> list[Finding]:
@@ -32,14 +46,31 @@ def describe_strays(changed: Tensor, places: Sequence[Placed]) -> list[Finding]:
     return findings
 
 
+def strays_of(changed: Tensor, places: Sequence[Placed]) -> dict[str, Strays]:
+    """Where bytes are not what they had to be, by tensor; tensors among whose bytes there are none are left out."""
+    found: dict[str, Strays] = {}
+    for placed in places:
+        if placed.plan.over is None and bool(changed[placed.low : placed.high].any()):
+            slots = changed[placed.low : placed.high].view(-1, placed.itemsize).any(-1)
+            found[placed.plan.name] = Strays(
+                _elements_of(changed, placed), slots, (placed.start - placed.low) // placed.itemsize
+            )
+    return found
+
+
+def _elements_of(changed: Tensor, placed: Placed) -> Tensor:
+    """[*shape] bool: elements any byte of which is not what it had to be."""
+    shape, item = placed.plan.shape, placed.itemsize
+    if placed.extent == 0:
+        return torch.zeros(shape, dtype=torch.bool, device=changed.device)
+    strides = (*(stride * item for stride in placed.plan.strides), 1)
+    return changed.as_strided((*shape, item), strides, placed.start).any(-1)
+
+
 def _in_elements(changed: Tensor, placed: Placed, outputs: Sequence[Placed]) -> list[Finding]:
     """Elements that were changed: of an input, or rows of an output that belong to nobody."""
-    plan, item = placed.plan, placed.itemsize
-    if placed.extent == 0:
-        return []
-    mask = changed.as_strided((*plan.shape, item), (*(stride * item for stride in plan.strides), 1), placed.start).any(
-        -1
-    )
+    plan = placed.plan
+    mask = _elements_of(changed, placed)
     if not bool(mask.any()):
         return []
     addresses = _addresses(changed, placed.start, placed.end)

@@ -12,6 +12,7 @@ from mla_verify.judging import Reference, differ, judge
 from mla_verify.kernel import Kernel
 from mla_verify.up_projection.bound import Sums, reference
 from mla_verify.up_projection.oracle import up_project
+from mla_verify.up_projection.quantising import operands_of
 from strategies.problems import UpProjectionProblem
 
 __all__ = ["UpProjectionExpectation", "expect"]
@@ -23,6 +24,11 @@ class UpProjectionExpectation:
 
     kernel: Reference
     baseline: Reference
+
+    def reference(self, name: str) -> Reference:
+        """What out must be, the only output."""
+        del name
+        return self.kernel
 
     def judge(self, outputs: Mapping[str, Tensor], *, skip: Mapping[str, Tensor]) -> Judgement:
         """Compare out with the oracle."""
@@ -40,14 +46,19 @@ def expect(problem: UpProjectionProblem, kernel: Kernel, tensors: Mapping[str, T
 
     They are read again while judging, for elements that need their full bound, so they must stay as they are.
     """
-    x, w_uv = tensors["x"], tensors["w_uv"]
-    value = up_project(x, w_uv)
-    sums = Sums(x, w_uv)
-    ours = reference(value, sums, kernel.arithmetic, x.dtype, exact=problem.regime == "exact")
+    dtype, weight_format = tensors["x"].dtype, problem.weight_format
+    if weight_format == "plain":
+        sums = Sums(tensors["x"], tensors["w_uv"])
+    else:
+        operands = operands_of(problem, tensors)
+        sums = Sums(operands.x, operands.w_uv, operands.slack, operands.small_x, operands.small_w)
+    value = up_project(sums.x, sums.w_uv)
+    exact = problem.regime == "exact"
+    ours = reference(value, sums, kernel.arithmetic, dtype, exact=exact, weight_format=weight_format)
     # A library's product may flush subnormals (on a CPU the 16-bit ones do, shape by shape), whatever the
     # kernel under test does; in everything else a form that a kernel replaced computes as the kernel does.
     arithmetic = replace(kernel.arithmetic, subnormals="flushed")
     if arithmetic == kernel.arithmetic:
         return UpProjectionExpectation(ours, ours)
-    theirs = reference(value, sums, arithmetic, x.dtype, exact=False)
+    theirs = reference(value, sums, arithmetic, dtype, exact=False, weight_format=weight_format)
     return UpProjectionExpectation(ours, replace(theirs, exact=ours.exact))

@@ -323,6 +323,17 @@ class Recording:
         kernel, program = self._program(number)
         return f"{kernel} {program_text([program])}"
 
+    def programs(self, name: str) -> tuple[Array, dict[int, str]] | None:
+        """[*shape] the number of the program that stored each element last, 0 for none, and the numbers' meanings.
+
+        None for a tensor that the kernel was not given, and where no program stored any of it.
+        """
+        if name not in self._scene.tensors:
+            return None
+        _, owners = self.written(name)
+        numbers = [int(number) for number in np.unique(owners) if number]
+        return (owners.astype(np.int32), {number: self.who(number) for number in numbers}) if numbers else None
+
     def beside_missing(self, name: str) -> str:
         """Which program stored just before the first element of an output that no program stored; empty if none."""
         if name not in self._scene.tensors:
