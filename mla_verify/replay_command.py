@@ -12,6 +12,7 @@ from rich.text import Text
 from mla_verify.errors import ExitCode
 from mla_verify.isolation import Isolation
 from mla_verify.replaying import Replayed, replay_paths
+from mla_verify.reports.terminal import map_lines
 from mla_verify.table import console
 
 __all__ = ["replay_command"]
@@ -48,3 +49,6 @@ def _print(shown: Replayed) -> None:
     out.print(line, soft_wrap=True)
     out.print(Text(f"  {shown.detail}"), soft_wrap=True)
     out.print(Text(f"  problem: {shown.problem_text}"), soft_wrap=True)
+    if shown.finding is not None:
+        for row in map_lines(shown.maps, shown.finding.tensor, width=out.width - 2):
+            out.print(Text("  ") + row, soft_wrap=True)

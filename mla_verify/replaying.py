@@ -15,6 +15,8 @@ from mla_verify.errors import ExitCode, Unavailable, UsageError
 from mla_verify.isolation import Examiner, Isolation, examiner_for
 from mla_verify.journal import digests_of
 from mla_verify.kernel import Kernel
+from mla_verify.mapped import maps_at
+from mla_verify.maps import ElementMap
 from mla_verify.registry import registered, resolve
 from mla_verify.tally import Tally
 from mla_verify.within import why_outside
@@ -46,6 +48,7 @@ class Replayed:
     kernel: str = ""
     finding: Finding | None = None
     problem_text: str = ""
+    maps: tuple[ElementMap, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
@@ -84,7 +87,15 @@ class Replayer:
             kernel=kernel.name,
             finding=finding,
             problem_text=contract_named(case.contract).describe(case.problem),
+            maps=self._maps(case, kernel, finding),
         )
+
+    def _maps(self, case: Case, kernel: Kernel, finding: Finding | None) -> tuple[ElementMap, ...]:
+        """What became of every element, where the case still fails."""
+        if finding is None:
+            return ()
+        with one_thread(resolve_device(self._device)):
+            return maps_at(self._examiner(kernel), case.problem, clause=finding.clause, after=case.after)
 
     def close(self) -> None:
         """End the workers."""
