@@ -30,6 +30,7 @@ PRECONDITIONS: Final = (
     "valid_table_tails",
     "contiguous_x",
     "contiguous_w_uv",
+    "contiguous_w_q",  # and w_scale
     "contiguous_out",
     "contiguous_q",
     "contiguous_o",

@@ -27,7 +27,8 @@ def open_bench(kernel: Kernel, *, device: str = "cpu") -> Bench:
         kernel = replace(kernel, triton=True)
     if kernel.triton and where.type == "cpu":
         check_interpreted(function, name=kernel.name)
-    check_signature(function, kernel.contract, name=kernel.name, prepared=kernel.prepare is not None)
+    prepared = kernel.prepare is not None
+    check_signature(function, kernel.contract, name=kernel.name, prepared=prepared, limits=kernel.limits)
     return Bench(
         kernel=kernel,
         contract=contract_named(kernel.contract),

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from mla_verify.errors import UsageError
 from mla_verify.kernel import LIMITS, PRECONDITIONS, VALIDATIONS, Kernel
 from sanitizer.finding import CLAUSES
+from strategies.limits import Limits, UpProjectionLimits
 
 __all__ = ["ARGUMENTS", "add", "check_signature", "register", "registered", "resolve"]
 
@@ -42,6 +43,9 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
         "kv_scale",
     ),
 }
+
+# What an up-projection is called with besides, where its limits have another weight format than "plain".
+_QUANTISED_ARGUMENTS: Final = ("weight_format", "w_q", "w_scale")
 
 _KERNELS: dict[str, Kernel] = {}
 _OF_CALLABLE: dict[int, Kernel] = {}  # id of a decorated callable → its registration
@@ -139,9 +143,16 @@ def resolve(target: str, *, contract: str | None = None) -> Kernel:
     return replace(_kernel_of(function, attribute, contract, {}), target=target)
 
 
-def check_signature(function: Callable[..., Any], contract: str, *, name: str, prepared: bool) -> None:
+def check_signature(
+    function: Callable[..., Any], contract: str, *, name: str, prepared: bool, limits: Limits | None = None
+) -> None:
     """Raise UsageError unless `function` can be called with the contract's keyword arguments."""
-    passed = (*ARGUMENTS[contract], *(("state",) if prepared else ()))
+    quantised = isinstance(limits, UpProjectionLimits) and limits.weight_formats != ("plain",)
+    passed = (
+        *ARGUMENTS[contract],
+        *(_QUANTISED_ARGUMENTS if quantised else ()),
+        *(("state",) if prepared else ()),
+    )
     if inspect.isclass(function):
         raise UsageError(f"{name} is a class; name an instance of it that can be called, or a function")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
@@ -194,8 +205,9 @@ def _kernel_of(function: Callable[..., Any], name: str, contract: str, declarati
         else:
             known = ", ".join(sorted(limit_fields | _REGISTRATION_FIELDS))
             raise UsageError(f"{name}: there is no declaration {key!r}; there are {known}")
-    check_signature(function, contract, name=name, prepared=rest.get("prepare") is not None)
-    kernel = Kernel(name=name, contract=contract, load=lambda: function, limits=LIMITS[contract](**limits), **rest)
+    within = LIMITS[contract](**limits)
+    check_signature(function, contract, name=name, prepared=rest.get("prepare") is not None, limits=within)
+    kernel = Kernel(name=name, contract=contract, load=lambda: function, limits=within, **rest)
     _check_declarations(kernel)
     return kernel
 

@@ -9,6 +9,7 @@ from strategies.invalid import DECODE_INVALID, UP_PROJECTION_INVALID
 from strategies.layouts import Layout, layout_is_packed
 from strategies.limits import DecodeLimits, UpProjectionLimits
 from strategies.problems import DecodeProblem, Problem, UpProjectionProblem
+from strategies.weight_formats import weight_shape
 
 __all__ = ["why_outside"]
 
@@ -30,12 +31,16 @@ def _outside_up_projection(problem: UpProjectionProblem, limits: UpProjectionLim
         ("num_heads", limits.num_heads),
         ("kv_lora_rank", limits.kv_lora_rank),
         ("v_head_dim", limits.v_head_dim),
+        ("weight_format", limits.weight_formats),
+        ("fp8_format", limits.fp8_formats if problem.weight_format == "fp8" else None),
     ):
         yield from _not_among(name, getattr(problem, name), allowed, kernel)
     yield from _above("num_tokens", problem.num_tokens, limits.max_num_tokens, kernel)
     tokens, heads, latent, value = problem.num_tokens, problem.num_heads, problem.kv_lora_rank, problem.v_head_dim
     yield from _strided("x", (tokens, heads, latent), problem.x_layout, limits.packed, kernel)
-    yield from _strided("w_uv", (heads, latent, value), problem.w_layout, limits.packed, kernel)
+    weight = "w_uv" if problem.weight_format == "plain" else "w_q"
+    shape = weight_shape(problem.weight_format, (heads, latent, value))
+    yield from _strided(weight, shape, problem.w_layout, limits.packed, kernel)
     yield from _strided("out", (tokens, heads, value), problem.out_layout, limits.packed, kernel)
 
 

@@ -33,7 +33,7 @@ def encode(values: Tensor, name: str, *, saturate: bool) -> Tensor:
     form = FORMATS[name]
     if values.dtype != torch.float64:
         values = values.to(torch.float64)
-    magnitude = values.abs()
+    magnitude = values.abs().contiguous()
     midpoints = midpoints_of(name, values.device)
     below = torch.bucketize(magnitude, midpoints)  # midpoints less than the number: a tie stays below
     above = torch.bucketize(magnitude, midpoints, right=True)

@@ -19,7 +19,7 @@ def neighbours(values: Tensor, name: str, *, relative: float) -> tuple[Tensor, T
     """
     form = FORMATS[name]
     midpoints = midpoints_of(name, values.device)
-    magnitude = values.to(torch.float64).abs()
+    magnitude = values.to(torch.float64).abs().contiguous()
     low = torch.bucketize(magnitude * (1.0 - relative), midpoints)
     high = torch.bucketize(magnitude * (1.0 + relative), midpoints, right=True)
     numbers = table_of(form, values.device)[: form.largest_code + 1]

@@ -1,10 +1,10 @@
-"""The tensors of an up-projection problem: x, w_uv and out, as they lie and with what they hold."""
+"""The tensors of an up-projection problem: x, w_uv (w_q and w_scale) and out, as they lie and with what they hold."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -12,9 +12,12 @@ from torch import Tensor
 from mla_verify.contract import Placement
 from mla_verify.kernel import Kernel
 from mla_verify.placement import dtype_of, plan
+from mla_verify.up_projection.quantised_tensors import quantised_plans
+from mla_verify.up_projection.quantised_values import x_values
 from mla_verify.values import cut, integers
 from sanitizer.plan import TensorPlan
 from strategies.layouts import CONTIGUOUS, strides_of
+from strategies.limits import UpProjectionLimits
 from strategies.problems import UpProjectionProblem
 
 __all__ = ["exact_limit", "infinities", "place"]
@@ -26,13 +29,12 @@ _SHIFT: Final = 8  # elements by which `out_shifted_over_x` lies behind x, where
 
 
 def place(problem: UpProjectionProblem, kernel: Kernel, device: torch.device) -> Placement:
-    """Plan x, w_uv and out; an invalid problem gets the tensors that have its fault."""
+    """Plan x, the weight and out; an invalid problem gets the tensors that have its fault."""
     tokens, heads = problem.num_tokens, problem.num_heads
     latent, width = problem.kv_lora_rank, problem.v_head_dim
     dtype = dtype_of(problem.dtype)
     fault = problem.invalid
     other = torch.float16 if dtype == torch.float32 else torch.float32
-    x_pool, w_pool = _pools(problem, kernel)
     x = plan(
         "x",
         (tokens, heads, latent),
@@ -40,19 +42,13 @@ def place(problem: UpProjectionProblem, kernel: Kernel, device: torch.device) ->
         dtype,
         "input",
         kernel=kernel,
-        values=_x_values(problem, kernel, x_pool, dtype, device),
+        values=_x_values(problem, kernel, dtype, device),
     )
     w_dtype = other if fault == "w_dtype_differs" else dtype
-    w_shape = (heads, latent + (fault == "inner_sizes_differ"), width)
-    w_uv = plan(
-        "w_uv",
-        w_shape,
-        problem.w_layout,
-        w_dtype,
-        "input",
-        kernel=kernel,
-        values=cut(w_pool, w_shape, w_dtype, device, seed=problem.seed, tensor="w_uv"),
-    )
+    if problem.weight_format == "plain":
+        weight = (_plain_weight(problem, kernel, w_dtype, device),)
+    else:
+        weight = quantised_plans(problem, kernel, device, limit=exact_limit(problem, kernel), wrong_dtype=other)
     rows = tokens + {"out_has_fewer_rows": -1, "out_has_more_rows": 1}.get(fault or "", 0)
     out = plan(
         "out",
@@ -63,7 +59,24 @@ def place(problem: UpProjectionProblem, kernel: Kernel, device: torch.device) ->
         kernel=kernel,
         form=problem.out_form,
     )
-    return Placement((x, w_uv, _overlapping(problem, x, out)), {})
+    return Placement((x, *weight, _overlapping(problem, x, out)), _format_arguments(problem, kernel))
+
+
+def _plain_weight(problem: UpProjectionProblem, kernel: Kernel, dtype: torch.dtype, device: torch.device) -> TensorPlan:
+    longer = problem.invalid == "inner_sizes_differ"
+    shape = (problem.num_heads, problem.kv_lora_rank + longer, problem.v_head_dim)
+    _, pool = _pools(problem, kernel)
+    values = cut(pool, shape, dtype, device, seed=problem.seed, tensor="w_uv")
+    return plan("w_uv", shape, problem.w_layout, dtype, "input", kernel=kernel, values=values)
+
+
+def _format_arguments(problem: UpProjectionProblem, kernel: Kernel) -> dict[str, Any]:
+    """What a kernel that takes a quantised weight is told beside the tensors; any other is told nothing."""
+    limits = kernel.limits
+    if not isinstance(limits, UpProjectionLimits) or limits.weight_formats == ("plain",):
+        return {}
+    absent = {"w_q": None, "w_scale": None} if problem.weight_format == "plain" else {}
+    return {"weight_format": problem.weight_format, **absent}
 
 
 def exact_limit(problem: UpProjectionProblem, kernel: Kernel) -> int:
@@ -82,7 +95,7 @@ def infinities(problem: UpProjectionProblem) -> dict[tuple[int, int, int], float
     """
     tokens, heads, latent = problem.num_tokens, problem.num_heads, problem.kv_lora_rank
     elements = tokens * heads * latent
-    if problem.regime != "special" or problem.seed % 2 == 0 or elements == 0:
+    if problem.regime != "special" or problem.weight_format != "plain" or problem.seed % 2 == 0 or elements == 0:
         return {}
     places = {problem.seed * 7919 % elements: math.inf}
     if problem.seed % 4 == 3:
@@ -118,9 +131,12 @@ def _wide(problem: UpProjectionProblem, kernel: Kernel) -> int | None:
 
 
 def _x_values(
-    problem: UpProjectionProblem, kernel: Kernel, pool: str, dtype: torch.dtype, device: torch.device
+    problem: UpProjectionProblem, kernel: Kernel, dtype: torch.dtype, device: torch.device
 ) -> Tensor:  # [num_tokens, num_heads, kv_lora_rank]
+    if problem.weight_format != "plain":
+        return x_values(problem, dtype, device, limit=exact_limit(problem, kernel))
     shape = (problem.num_tokens, problem.num_heads, problem.kv_lora_rank)
+    pool, _ = _pools(problem, kernel)
     values = cut(pool, shape, dtype, device, seed=problem.seed, tensor="x")
     if problem.regime == "exact" and problem.kv_lora_rank > exact_limit(problem, kernel):
         return _thinned(values, exact_limit(problem, kernel))
