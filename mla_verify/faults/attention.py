@@ -53,10 +53,11 @@ def attend(
     *,
     sm_scale: float,
     kv_lora_rank: int,
+    sums: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of each row over its first `visible` keys: o [q_len, num_heads, kv_lora_rank], lse.
 
-    A row that sees no key gives 0 and minus infinity.
+    A row that sees no key gives 0 and minus infinity. sums: the dtype in which the sum of weights is kept.
     """
     if keys.shape[0] == 0:
         nothing = query.new_zeros(query.shape[:2])
@@ -67,7 +68,7 @@ def attend(
     largest = logits.amax(-1, keepdim=True)
     largest = torch.where(largest == -torch.inf, 0.0, largest)
     weights = (logits - largest).exp()
-    total = weights.sum(-1)
+    total = weights.sum(-1).to(sums).float()
     summed = torch.einsum("ihk,kd->ihd", weights, keys[:, :kv_lora_rank])
     o = torch.where(total[..., None] > 0, summed / total[..., None], 0.0)
     return o, total.log() + largest[..., 0]

@@ -102,6 +102,7 @@ REPORTS: Final[dict[str, PublicReport]] = {
     "B100": PublicReport("ROCm/aiter", (5393,), "f"),
     "B101": PublicReport("deepseek-ai/DeepGEMM", (451,), "f"),
     "B102": PublicReport("sgl-project/sglang", (27664,), "f"),
+    "B104": PublicReport("pytorch/torchtitan", (3235,), "fb"),
     "B105": PublicReport("triton-lang/triton", (10745,), "g"),
     "B106": PublicReport("sgl-project/sglang", (28455,), "g"),
     "B107": PublicReport("sgl-project/sglang", (40581,), "g"),
