@@ -66,20 +66,26 @@ def audit(
     stopwatch: Stopwatch | None = None,
     returned_rules: Mapping[str, Tensor] | None = None,
     observer: Observer | None = None,
+    secrets: Sequence[Secret] = tuple(Secret),
+    guards: bool = True,
 ) -> Audit:
     """Audit `call` on the problem that `arena` has loaded.
 
     workspaces: memory that the kernel declares as scratch, poisoned before every run; zero if `zeroed_workspace`.
     returned_rules: `Element` values of outputs that the kernel allocates itself, where they differ from the plan's.
     observer: watches every run, and adds what it saw to the findings.
+    secrets, guards: which secrets to run under, A first, and whether bytes beside the outputs are looked at. An audit
+    with less than all of that shows what the rest is worth.
     """
     stopwatch = stopwatch or Stopwatch()
-    runner = Runner(call, arena, workspaces, zeroed_workspace, stopwatch, observer)
+    runner = Runner(call, arena, workspaces, zeroed_workspace, stopwatch, observer, tuple(secrets))
     result = _audited_in_full(runner, deterministic=deterministic, returned_rules=returned_rules or {})
-    if observer is None:
+    if observer is not None:
+        findings, notes = observer.joined(result.findings)
+        result = replace(result, findings=findings, notes=notes)
+    if guards:
         return result
-    findings, notes = observer.joined(result.findings)
-    return replace(result, findings=findings, notes=notes)
+    return replace(result, findings=tuple(found for found in result.findings if found.clause != "containment"))
 
 
 def _audited_in_full(runner: Runner, *, deterministic: bool, returned_rules: Mapping[str, Tensor]) -> Audit:
@@ -109,8 +115,9 @@ def _audited(runner: Runner, *, deterministic: bool, returned_rules: Mapping[str
         arena.kept.learn_probe()
     warm_up.interceptor.scratches.clear()
     runs: dict[Secret, Run] = {}
-    for secret in Secret:
-        run = runs[secret] = runner.run(secret, compare="secrets" if thrifty and secret is not Secret.Z else "all")
+    for secret in runner.secrets:
+        thorough = not thrifty or secret is runner.secrets[-1]
+        run = runs[secret] = runner.run(secret, compare="all" if thorough else "secrets")
         if fatal_words(run.error):
             return _exited(run)
         arena.kept.adopt(run.interceptor)

@@ -61,9 +61,9 @@ def classify(
             continue
         outputs = [run.outputs[name] for run in runs]
         warm = None if damaged else warm_up.outputs.get(name)
-        if all(same_bits(outputs[0], output) for output in outputs[1:]) and (
-            warm is None or same_bits(warm, outputs[0])
-        ):
+        # Under one secret alone the bits of an element that nobody wrote do not differ either.
+        alike = len(outputs) > 1 and all(same_bits(outputs[0], output) for output in outputs[1:])
+        if alike and (warm is None or same_bits(warm, outputs[0])):
             continue
         if any(output.bits.shape != outputs[0].bits.shape for output in (*outputs, *([warm] if warm else []))):
             detail = f"{name} has another shape in another run on the same inputs"

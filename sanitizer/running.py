@@ -84,6 +84,7 @@ class Runner:
     zeroed_workspace: bool
     stopwatch: Stopwatch
     observer: Observer | None = None
+    secrets: tuple[Secret, ...] = tuple(Secret)
     _plans: dict[str, TensorPlan] = field(init=False)
     _state: ProcessState = field(init=False, default_factory=ProcessState)
 
