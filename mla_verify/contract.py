@@ -83,6 +83,7 @@ class Contract:
     expect: the oracle. It reads the inputs back from the tensors that the kernel will see.
     baseline: the plain operation computed into a temporary and copied into a zero-filled output; name → tensor.
     outputs: the names of the outputs, in the order in which a kernel that allocates its own returns them.
+    real_rows: which rows of the first output somebody asked for, bool [rows]; None where all of them are.
     """
 
     name: str
@@ -93,3 +94,4 @@ class Contract:
     expect: Callable[[Any, Kernel, Mapping[str, Tensor]], Expectation]
     baseline: Callable[[Any, Kernel, Mapping[str, Tensor]], dict[str, Tensor]]
     describe: Callable[[Any], str]
+    real_rows: Callable[[Any], Tensor] | None = None

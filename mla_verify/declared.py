@@ -26,6 +26,8 @@ def declarations_of(kernel: Kernel) -> tuple[str, ...]:
         for name in _ARITHMETIC
         if getattr(kernel.arithmetic, name) != getattr(_DEFAULT, name)
     ]
+    if kernel.consumers:
+        words.append(f"consumers={'/'.join(kernel.consumers)}")
     if not kernel.deterministic:
         words.append("non-deterministic")
     return tuple(words)

@@ -10,6 +10,7 @@ from mla_verify.errors import Unavailable
 from strategies.limits import DecodeLimits, Limits, UpProjectionLimits
 
 __all__ = [
+    "CONSUMERS",
     "LIMITS",
     "PRECONDITIONS",
     "VALIDATIONS",
@@ -41,6 +42,7 @@ PRECONDITIONS: Final = (
     "zeroed_workspace",
 )
 VALIDATIONS: Final = ("shapes", "dtypes", "overlap", "tables")
+CONSUMERS: Final = ("per_tensor_fp8",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class Kernel:
     target: by what a worker process can load this kernel again (registered name, module:callable, file.py:callable);
         set by whoever resolves it. in_process: run in this process even where a worker could be used.
     allocations: how many pieces of memory one call may allocate; None declares nothing.
+    consumers: what callers do with the whole padded output (`CONSUMERS`): padding must not change what becomes of the
+        real rows.
     source_files: files besides the callable's own whose change means that the kernel changed.
     """
 
@@ -108,6 +112,7 @@ class Kernel:
     in_process: bool = False
     triton: bool = False
     allocations: int | None = None
+    consumers: tuple[str, ...] = ()
     source_files: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # shown beside the verdict, such as "stage 1 modelled"
 

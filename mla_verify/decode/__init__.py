@@ -13,6 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from mla_verify.contract import Contract
 from mla_verify.decode.baseline import baseline
 from mla_verify.decode.expectation import expect
+from mla_verify.decode.rules import real_rows
 from mla_verify.decode.tensors import OUTPUTS, place
 from mla_verify.kernel import Kernel, limits_of
 from strategies.decode import decode_problems, invalid_decode_problems
@@ -55,4 +56,5 @@ CONTRACT: Final = Contract(
     expect=expect,
     baseline=baseline,
     describe=_describe,
+    real_rows=real_rows,
 )

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mla_verify.decode.geometry import Geometry
+from mla_verify.decode.geometry import Geometry, geometry_of
 from mla_verify.kernel import Kernel
 from sanitizer.plan import Element
 from strategies.problems import DecodeProblem
 
-__all__ = ["row_rules", "undecided"]
+__all__ = ["real_rows", "row_rules", "undecided"]
 
 # Padding that is declared zero has o = 0, and the lse of a row without keys: a sum over no keys is no zero.
 _PADDING: Final = {
@@ -50,3 +50,11 @@ def undecided(problem: DecodeProblem, kernel: Kernel, geometry: Geometry, device
         name: (rows != Element.DETERMINED).to(device).view(-1, *(1,) * (len(shapes[name]) - 1)).expand(shapes[name])
         for name, rows in row_rules(problem, kernel, geometry).items()
     }
+
+
+def real_rows(problem: DecodeProblem) -> Tensor:
+    """Rows that see a key, bool [num_rows]: a batch is padded with rows of no request and with empty requests."""
+    geometry = geometry_of(problem)
+    rows = np.zeros(problem.num_rows, np.bool_)
+    rows[: geometry.live_rows] = geometry.visible > 0
+    return torch.from_numpy(rows)
