@@ -11,7 +11,7 @@ from sanitizer.finding import Finding
 __all__ = ["Event", "Events", "Kind", "Program", "joined", "program_text"]
 
 Program = tuple[int, int, int]
-Kind = Literal["secret", "stray", "load nowhere", "store nowhere", "race", "unordered", "twice"]
+Kind = Literal["secret", "stray", "load nowhere", "store nowhere", "race", "unordered", "twice", "assumption"]
 
 _SHOWN: Final = 3  # programs that are named; the rest are counted
 
@@ -24,6 +24,7 @@ _WORDS: Final[dict[str, str]] = {
     "race": "{store} other values than {others} did in the same launch to {n}, from {place} on",
     "unordered": "{load} {n} that {others} stored in the same launch, with no atomic between, from {place} on",
     "twice": "{store} what {others} had stored already in the same launch to {n}, from {place} on",
+    "assumption": "{assume} what does not hold (tl.assume): compiled code may do anything then",
 }
 # The clause that an event breaks by itself: no secret can show it on a machine that runs one program at a time, or
 # the access was kept from happening.
@@ -32,6 +33,8 @@ _CLAUSE: Final[dict[str, str]] = {
     "unordered": "repeatability",
     "load nowhere": "survival",
     "store nowhere": "containment",
+    # The kernel takes for granted what a valid problem does not grant: it should have refused it.
+    "assumption": "refusal",
 }
 # The events that explain a finding of a clause; those of "containment" have to be at the same tensor.
 _EXPLAINS: Final[dict[str, tuple[str, ...]]] = {
@@ -58,9 +61,15 @@ class Event:
     def words(self) -> str:
         """The event as a sentence that names kernel and programs."""
         count = f"{self.elements} element{'s' if self.elements > 1 else ''}"
-        load, store = ("load", "store") if len(self.programs) > 1 else ("loads", "stores")
+        s = "" if len(self.programs) > 1 else "s"
         said = _WORDS[self.kind].format(
-            n=count, tensor=self.tensor, place=self.place, others=program_text(self.others), load=load, store=store
+            n=count,
+            tensor=self.tensor,
+            place=self.place,
+            others=program_text(self.others),
+            load=f"load{s}",
+            store=f"store{s}",
+            assume=f"assume{s}",
         )
         return f"{self.kernel} {program_text(self.programs)} {said}"
 

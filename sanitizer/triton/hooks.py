@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -17,6 +19,8 @@ __all__ = ["Listener", "hooked"]
 
 Program = tuple[int, int, int]
 _SPARE: Final = np.zeros(2, dtype=np.uint64)  # where a compare-and-swap goes that lies nowhere
+
+_NOT_THE_KERNEL: Final = ("triton.", __name__)
 
 # What a load that lies nowhere gives under secret B, by the kind and size of the element: 3 in floats.
 _ORDINARY: Final = {("u", 2): 0x4040, ("u", 1): 0x44}
@@ -45,6 +49,10 @@ class Listener(Protocol):
         """A program stores; `values` is None where it does so by an atomic."""
         ...
 
+    def assumed(self, place: str, *, program: Program) -> None:
+        """A program assumes something that does not hold; `place` is the source line."""
+        ...
+
 
 @contextlib.contextmanager
 def hooked(interpreter: Any, listener: Listener) -> Generator[None, None, None]:
@@ -60,6 +68,7 @@ def hooked(interpreter: Any, listener: Listener) -> Generator[None, None, None]:
             ("create_atomic_load", hooks.atomic),
             ("create_atomic_store", hooks.atomic),
             ("create_atomic_poll", hooks.atomic),
+            ("create_assume", hooks.assume),
         ):
             if hasattr(builder, name):
                 patches.set(builder, name, make(getattr(builder, name)))
@@ -146,6 +155,15 @@ class _Hooks:
 
         return create_atomic
 
+    def assume(self, _: Callable[..., Any]) -> Callable[..., Any]:
+        """Instead of the stock method, which raises: compiled code does not, and goes on."""
+
+        def create_assume(builder: Any, condition: Any) -> None:
+            if not bool(condition):
+                self._listener.assumed(_line_of_the_kernel(), program=builder.grid_idx)
+
+        return create_assume
+
     def launch(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         """Around a launch."""
 
@@ -179,6 +197,14 @@ class _Hooks:
         given = np.zeros(active.shape, dtype=plain) if other is None else np.broadcast_to(other.data, active.shape)
         filled = np.where(active & ~mask.data, _secret_number(self._listener.secret, plain), given)
         return mask, self._handle(filled.astype(plain), dtype)
+
+
+def _line_of_the_kernel() -> str:
+    """The file and line of the innermost caller outside Triton and this module."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_KERNEL):
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _secret_number(secret: Secret, dtype: np.dtype[Any]) -> Any:

@@ -221,6 +221,18 @@ class Recording:
             )
         return inside
 
+    def assumed(self, place: str, *, program: Program) -> None:
+        """A program assumes something that does not hold."""
+        self._events.add(
+            "assumption",
+            kernel=f"{self._kernel} ({place})",
+            tensor="",
+            place=place,
+            elements=0,
+            program=program,
+            run=self._run,
+        )
+
     def _nearest(self, outside: Array) -> tuple[str, str]:
         """The tensor nearest to any of the addresses, and how far away it is."""
         best: tuple[int, str, str] | None = None

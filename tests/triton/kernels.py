@@ -8,6 +8,7 @@ import triton.language as tl
 __all__ = [
     "add_atomically",
     "arithmetic_kernel",
+    "assuming_kernel",
     "blocked_copy",
     "chain_kernel",
     "copy_kernel",
@@ -68,6 +69,14 @@ def add_atomically(target_ptr, SIZE: tl.constexpr):  # noqa: N803
     """Every program adds one to every element."""
     i = tl.arange(0, SIZE)
     tl.atomic_add(target_ptr + i, (i * 0 + 1).to(target_ptr.dtype.element_ty))
+
+
+@triton.jit
+def assuming_kernel(source_ptr, target_ptr, stride, SIZE: tl.constexpr):  # noqa: N803
+    """target[i] = source[i · stride], the stride being taken to be positive."""
+    tl.assume(stride > 0)
+    i = tl.arange(0, SIZE)
+    tl.store(target_ptr + i, tl.load(source_ptr + i * stride))
 
 
 @triton.jit
