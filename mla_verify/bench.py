@@ -1,4 +1,4 @@
-"""What a check costs: its phases at a small problem and at model size, and its rate against a floor of the same run."""
+"""What a check costs, phase by phase and against a floor of the same run; and what the optimised forms save."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.text import Text
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mla_verify.bench_economy import EconomyRow, economy_json, economy_rows, print_economy
 from mla_verify.bench_sandbox import SandboxRow, print_sandbox_rows, sandbox_row
 from mla_verify.check import check
 from mla_verify.devices import one_thread, resolve_device
@@ -123,8 +124,13 @@ class RateRow:
     rate_over_floor: float
 
 
-def bench_rows(contract: str | None, *, device: str, repeats: int) -> dict[str, list[dict[str, Any]]]:
-    """Measure one contract, or both. Raises UsageError for an unknown one."""
+def bench_rows(
+    contract: str | None, *, device: str, repeats: int, only_economy: bool = False
+) -> dict[str, list[dict[str, Any]]]:
+    """Measure one contract, or both. Raises UsageError for an unknown one.
+
+    only_economy: leave out what a check costs, and only compare optimised forms with their baselines.
+    """
     if contract is not None and contract not in LIMITS:
         raise UsageError(f"unknown contract {contract!r}; there are {' and '.join(LIMITS)}")
     resolve_device(device)
@@ -132,7 +138,12 @@ def bench_rows(contract: str | None, *, device: str, repeats: int) -> dict[str, 
     phases: list[PhaseRow] = []
     rates: list[RateRow] = []
     sandboxes: list[SandboxRow] = []
+    economy: list[EconomyRow] = []
     for name in names:
+        with one_thread(resolve_device(device)):
+            economy += economy_rows(name, device=device)
+        if only_economy:
+            continue
         kernel = resolve(_KERNELS[name])
         bench = open_bench(kernel, device=device)
         with one_thread(bench.device):
@@ -143,6 +154,7 @@ def bench_rows(contract: str | None, *, device: str, repeats: int) -> dict[str, 
         "phases": [asdict(row) for row in phases],
         "rates": [asdict(row) for row in rates],
         "sandbox": [asdict(row) for row in sandboxes],
+        "economy": economy_json(economy),
     }
 
 
@@ -297,8 +309,15 @@ class _Floor:
 
 
 def print_bench(rows: dict[str, list[dict[str, Any]]], *, to: Console | None = None) -> None:
-    """Print both tables."""
+    """Print every table that there are rows for."""
     out = to or console()
+    if rows["phases"]:
+        _print_costs(rows, out)
+        out.print()
+    print_economy([EconomyRow(**row) for row in rows["economy"]], to=out)
+
+
+def _print_costs(rows: dict[str, list[dict[str, Any]]], out: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", title="ms per check, median", title_justify="left")
     for column in ("contract", "problem"):
         table.add_column(column, no_wrap=True)

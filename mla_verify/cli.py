@@ -181,14 +181,17 @@ def bench(
     ] = None,
     device: Device = "cpu",
     repeats: Annotated[int, typer.Option("--repeats", help="Checks per row; the median is printed.")] = 5,
+    economy: Annotated[
+        bool, typer.Option("--economy", help="Only compare optimised kernels with the forms they replaced.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Show what a check costs, phase by phase, at a small problem and at model size."""
+    """Show what a check costs, phase by phase, and what optimised kernels save: launches, memory, time."""
     from mla_verify.bench import bench_rows, print_bench
 
     if repeats < 1:
         raise UsageError(f"--repeats must be at least 1, got {repeats}")
-    rows = bench_rows(contract, device=device, repeats=repeats)
+    rows = bench_rows(contract, device=device, repeats=repeats, only_economy=economy)
     if json:
         typer.echo(json_module.dumps(rows, indent=2))
     else:

@@ -1,0 +1,1 @@
+"""Stand-ins that behave as the documentation of what they stand for says; nothing here has met a GPU."""
