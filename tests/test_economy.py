@@ -137,7 +137,7 @@ def rows() -> list[EconomyRow]:
 
 
 def test_optimised_forms_stand_beside_what_they_replaced(rows: list[EconomyRow]) -> None:
-    """Whether bmm copies the weight is this machine's affair, but every form does alike; a fill and a copy are saved."""
+    """Whether bmm copies the weight is the machine's affair, but every form does alike; a fill and a copy are saved."""
     direct, copied, before = rows
     assert [row.role for row in rows] == ["optimised", "baseline", "before #42561"]
     assert len({row.weight_copied for row in rows}) == 1
