@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from mla_verify.errors import UsageError
-from mla_verify.kernel import LIMITS, PRECONDITIONS, VALIDATIONS, Kernel
+from mla_verify.kernel import CONSUMERS, LIMITS, PRECONDITIONS, VALIDATIONS, Kernel
 from sanitizer.finding import CLAUSES
-from strategies.limits import Limits, UpProjectionLimits
+from strategies.limits import DecodeLimits, Limits, UpProjectionLimits
 
 __all__ = ["ARGUMENTS", "add", "check_signature", "register", "registered", "resolve"]
 
@@ -223,11 +223,19 @@ def _check_declarations(kernel: Kernel) -> None:
         ("empty_rows", [kernel.empty_rows], ("zero", "unspecified")),
         ("empty_lse", [kernel.empty_lse], ("-inf", "+inf", "unspecified")),
         ("padding_rows", [kernel.padding_rows], ("untouched", "written", "zero", "unspecified")),
+        ("consumer", kernel.consumers, CONSUMERS),
     )
     for what, words, known in groups:
         for word in words:
             if word not in known:
                 raise UsageError(f"{kernel.name}: {what} {word!r} is unknown; there are {', '.join(known)}")
+    limits = kernel.limits or LIMITS[kernel.contract]()
+    padded = isinstance(limits, DecodeLimits) and (limits.padding_rows or limits.empty_requests)
+    if kernel.consumers and not padded:
+        raise UsageError(
+            f"{kernel.name}: consumers={'/'.join(kernel.consumers)} is about rows of padding, of which its contract or "
+            "its limits leave none; leave it out"
+        )
 
 
 def _resolve_name(name: str, contract: str | None) -> Kernel:
