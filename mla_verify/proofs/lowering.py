@@ -1,0 +1,191 @@
+"""Makes TTIR from jitted functions, without a GPU: in this process, or in another where Triton here interprets.
+
+Triton decides when it is imported whether it compiles or interprets, so that a process in which kernels are interpreted
+cannot lower any; then a child process does, all requests at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from mla_verify.errors import Unavailable, UsageError
+
+__all__ = ["Lowered", "Request", "lower", "lower_here", "resolve"]
+
+_VARIABLE: Final = "TRITON_INTERPRET"
+_TRUE: Final = ("1", "true", "on", "yes", "y")
+_SECONDS: Final = 300.0
+_IR: Final = "triton._C.libtriton"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One specialisation of one kernel. `kernel` is `module:function` or `file.py:function`."""
+
+    kernel: str
+    pointers: Mapping[str, str]
+    scalars: Mapping[str, str]
+    constexprs: Mapping[str, int | bool | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The text of a function, and the names of its parameters in order. `error` says why there is none."""
+
+    text: str
+    names: tuple[str, ...]
+    error: str = ""
+
+
+def lower(requests: Sequence[Request]) -> list[Lowered]:
+    """TTIR for each request. Raises Unavailable without Triton, UsageError for a kernel that is not there."""
+    if importlib.util.find_spec("triton") is None:
+        raise Unavailable("proofs need Triton: pip install 'mla-verify[triton]'")
+    if _interprets():
+        return _lower_in_child(requests)
+    return [lower_here(request) for request in requests]
+
+
+def _interprets() -> bool:
+    """Whether what this process decorates is interpreted: Triton's own functions tell, once they are there."""
+    standard = sys.modules.get("triton.language.standard")
+    if standard is not None:
+        return type(standard.cdiv).__name__ != "JITFunction"
+    return os.environ.get(_VARIABLE, "0").lower() in _TRUE
+
+
+def _lower_in_child(requests: Sequence[Request]) -> list[Lowered]:
+    environment = {name: value for name, value in os.environ.items() if name != _VARIABLE}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-m", "mla_verify.proofs.lowering"],
+        input=json.dumps([asdict(request) for request in requests]),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SECONDS,
+    )
+    if done.returncode:
+        raise UsageError(f"kernels could not be lowered: {done.stderr.strip().splitlines()[-1:] or 'no message'}")
+    return [Lowered(part["text"], tuple(part["names"]), part["error"]) for part in json.loads(done.stdout)]
+
+
+def lower_here(request: Request) -> Lowered:
+    """TTIR in this process. What Triton refuses comes back as an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        function: Any = resolve(request.kernel)
+        while not hasattr(function, "arg_names") or type(function).__name__ in ("Autotuner", "Heuristics"):
+            inner = getattr(function, "fn", None)
+            if inner is None:
+                raise UsageError(f"{request.kernel} is a {type(function).__name__}, wanted a function with @triton.jit")
+            function = inner
+        names = tuple(function.arg_names)
+        unknown = sorted({*request.pointers, *request.scalars, *request.constexprs} - set(names))
+        if unknown:
+            raise UsageError(f"{request.kernel} has no parameter {', '.join(unknown)}; it has {', '.join(names)}")
+        try:
+            text = _text_of(function, request, names)
+        except _compilation_errors() as error:
+            return Lowered("", (), f"Triton does not compile it: {str(error).strip().splitlines()[-1]}")
+    return Lowered(text, tuple(name for name in names if name not in request.constexprs))
+
+
+def _compilation_errors() -> tuple[type[BaseException], ...]:
+    errors = importlib.import_module("triton.compiler.errors")
+    return (errors.CompilationError, errors.CompileTimeAssertionFailure)
+
+
+def _text_of(function: Any, request: Request, names: tuple[str, ...]) -> str:
+    library = importlib.import_module(_IR)
+    compiler = importlib.import_module("triton.compiler.compiler")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    kinds = {name: "i32" for name in names}
+    kinds.update(request.scalars)
+    kinds.update({name: f"*{element}" for name, element in request.pointers.items()})
+    kinds.update(dict.fromkeys(request.constexprs, "constexpr"))
+    source = compiler.ASTSource(
+        function,
+        signature=kinds,
+        constexprs={(names.index(name),): _value(value) for name, value in request.constexprs.items()},
+    )
+    backend = compiler.make_backend(target)
+    options = backend.parse_options({})
+    context = library.ir.context()
+    library.ir.load_dialects(context)
+    backend.load_dialects(context)
+    made = backend.get_codegen_implementation(options), backend.get_module_map(), context
+    try:
+        module = source.make_ir(target, options, *made)
+    except TypeError:  # Triton before 3.4 knows the target already
+        module = source.make_ir(options, *made)
+    passes = library.ir.pass_manager(context)
+    library.passes.common.add_inliner(passes)
+    library.passes.common.add_canonicalizer(passes)
+    library.passes.common.add_cse(passes)
+    try:
+        passes.run(module, "make_ttir")
+    except TypeError:
+        passes.run(module)
+    return str(module)
+
+
+def _value(value: int | bool | str | None) -> Any:
+    """A constexpr: `tl.bfloat16` in a declaration is Triton's dtype."""
+    if isinstance(value, str) and value.startswith("tl."):
+        return getattr(importlib.import_module("triton.language"), value[3:])
+    return value
+
+
+def resolve(reference: str) -> Any:
+    """The object that `module:name` or `file.py:name` names. Raises UsageError where there is none."""
+    where, _, name = reference.rpartition(":")
+    if not where:
+        raise UsageError(f"{reference!r} names no kernel, wanted module:function or file.py:function")
+    try:
+        module = _module_of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name and where.startswith(error.name):
+            raise UsageError(f"there is no module {where!r} for {reference!r}") from error
+        raise
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{where} holds no {name}, named by {reference!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _module_of_file(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    known = f"mla_verify_proved_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+    if known in sys.modules:
+        return sys.modules[known]
+    spec = importlib.util.spec_from_file_location(known, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[known] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _main() -> None:
+    requests = [Request(**part) for part in json.load(sys.stdin)]
+    json.dump([asdict(lower_here(request)) for request in requests], sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()
