@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from mla_verify.kernel import Arithmetic, Kernel, KnownDeviation
-from mla_verify.kernels import torch_decode, torch_up_projection
+from mla_verify.kernels import torch_decode, torch_quantised, torch_up_projection
 from mla_verify.kernels.onednn import AMX_SPREADS_INFINITY
 from mla_verify.registry import add
-from strategies.limits import DecodeLimits
+from strategies.limits import DecodeLimits, UpProjectionLimits
 
 __all__ = ["SHIPPED"]
 
@@ -39,6 +39,9 @@ _CPU_BMM: Final = Arithmetic(subnormals="flushed")
 
 _CODES: Final = DecodeLimits(kv_formats=("e4m3fn", "e4m3fnuz", "e5m2"), quantised_q="optional")
 
+_FP8_WEIGHT: Final = UpProjectionLimits(weight_formats=("fp8",), fp8_formats=("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"))
+_MXFP4_WEIGHT: Final = UpProjectionLimits(weight_formats=("mxfp4",))
+
 SHIPPED: Final = (
     Kernel(
         name="up_projection_direct",
@@ -58,6 +61,40 @@ SHIPPED: Final = (
         arithmetic=_CPU_BMM,
         validates=("shapes",),
         known_deviations=(AMX_SPREADS_INFINITY,),
+    ),
+    Kernel(
+        name="up_projection_fp8_split",
+        contract="up-projection",
+        load=lambda: torch_quantised.up_projection_fp8_split,
+        summary="fp8 weight, x quantised per group of 128, split along the rank into the transposed view of out",
+        limits=_FP8_WEIGHT,
+        validates=("shapes", "dtypes", "overlap"),
+        baseline="up_projection_fp8_copy",
+    ),
+    Kernel(
+        name="up_projection_fp8_copy",
+        contract="up-projection",
+        load=lambda: torch_quantised.up_projection_fp8_copy,
+        summary="the same into zeros, copied into out",
+        limits=_FP8_WEIGHT,
+        validates=("shapes", "dtypes", "overlap"),
+    ),
+    Kernel(
+        name="up_projection_mxfp4_split",
+        contract="up-projection",
+        load=lambda: torch_quantised.up_projection_mxfp4_split,
+        summary="mxfp4 weight, x quantised per block of 32, split along the rank into the transposed view of out",
+        limits=_MXFP4_WEIGHT,
+        validates=("shapes", "dtypes", "overlap"),
+        baseline="up_projection_mxfp4_copy",
+    ),
+    Kernel(
+        name="up_projection_mxfp4_copy",
+        contract="up-projection",
+        load=lambda: torch_quantised.up_projection_mxfp4_copy,
+        summary="the same into zeros, copied into out",
+        limits=_MXFP4_WEIGHT,
+        validates=("shapes", "dtypes", "overlap"),
     ),
     Kernel(
         name="decode_split_kv_empty",
