@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mla_verify.check import Progress, check
+from mla_verify.check import check
 from mla_verify.databases import open_database
 from mla_verify.devices import resolve_device
 from mla_verify.errors import ExitCode, UsageError
 from mla_verify.isolation import Isolation
 from mla_verify.kernel import Kernel, limits_of
+from mla_verify.progress import search_progress
 from mla_verify.registry import registered, resolve
 from mla_verify.report import Report, exit_code_of
-from mla_verify.table import console, print_reports
+from mla_verify.reports.publishing import cases_of, publish
+from mla_verify.table import print_reports
 
 __all__ = ["check_targets", "isolation_named"]
 
@@ -36,12 +36,15 @@ def check_targets(
     database: str | None,
     shared_database: str | None,
     as_json: bool,
+    report: Path | None = None,
+    sarif: Path | None = None,
 ) -> ExitCode:
     """Check the named kernels (all registered ones where none is named) and print what was found.
 
-    With no names, kernels that are unavailable here are listed and do not count.
+    With no names, kernels that are unavailable here are listed and do not count. report, sarif: where else to write it.
     """
     resolve_device(device)
+    cases = cases_of(cases, report)
     remembered = open_database(database, shared=shared_database)
     kernels = [resolve(target, contract=contract) for target in targets] or list(registered())
     if dtypes:
@@ -50,18 +53,20 @@ def check_targets(
         kernels = [replace(kernel, known_deviations=()) for kernel in kernels]
     reports: list[Report] = []
     for kernel in kernels:
-        with _progress(kernel.name, shown=not as_json and sys.stderr.isatty()) as progress:
-            report = check(
-                kernel,
-                examples=examples,
-                seed=seed,
-                device=device,
-                progress=progress,
-                isolation=isolation,
-                cases=cases,
-                database=remembered,
+        with search_progress(kernel.name, total=examples, quiet=as_json) as tell:
+            reports.append(
+                check(
+                    kernel,
+                    examples=examples,
+                    seed=seed,
+                    device=device,
+                    progress=lambda done, _total, broken, tell=tell: tell(0, done, broken),
+                    isolation=isolation,
+                    cases=cases,
+                    database=remembered,
+                )
             )
-            reports.append(report)
+    publish(reports, kernels, report=report, sarif=sarif)
     if as_json:
         print(json.dumps([report.to_json() for report in reports], indent=2))
     else:
@@ -84,22 +89,3 @@ def _restricted(kernel: Kernel, dtypes: tuple[str, ...]) -> Kernel:
         if dtype not in limits.dtypes:
             raise UsageError(f"{kernel.name} does not support dtype {dtype!r}; it supports {', '.join(limits.dtypes)}")
     return replace(kernel, limits=replace(limits, dtypes=dtypes))
-
-
-@contextmanager
-def _progress(name: str, *, shown: bool) -> Generator[Progress | None, None, None]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    if not shown:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console(stderr=True), transient=True, refresh_per_second=8) as bar:
-        task = bar.add_task(name, total=None)
-
-        def tell(done: int, total: int, broken: int) -> None:
-            bar.update(task, completed=done, total=total, description=f"{name}, {broken} broken" if broken else name)
-
-        yield tell

@@ -32,6 +32,13 @@ Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N (cuda
 IsolationName = Annotated[
     str, typer.Option("--isolation", help="process: run kernels in a worker that they may take down; none: here.")
 ]
+ReportFolder = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="DIR", help="Write what was found to this folder, for `mla-verify report DIR`."),
+]
+SarifFile = Annotated[
+    Path | None, typer.Option("--sarif", metavar="FILE", help="Write SARIF: findings beside the kernel's source line.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array instead of the table.")]
 
 
@@ -71,6 +78,8 @@ def check(
     shared_database: Annotated[
         str | None, typer.Option("--shared-database", help="One more database, which is read and never written.")
     ] = None,
+    report: ReportFolder = None,
+    sarif: SarifFile = None,
     no_known: Annotated[
         bool, typer.Option("--no-known", help="Report known deviations as violations, each at its smallest problem.")
     ] = False,
@@ -98,6 +107,8 @@ def check(
         database=database,
         shared_database=shared_database,
         as_json=json,
+        report=report,
+        sarif=sarif,
     )
     raise typer.Exit(code)
 
@@ -143,6 +154,8 @@ def gate(
     seed: Annotated[int, typer.Option("--seed", help="The same seed and examples give the same verdict.")] = 0,
     isolation: IsolationName = "process",
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")] = None,
+    report: ReportFolder = None,
+    sarif: SarifFile = None,
     github: Annotated[bool, typer.Option("--github", help="Write the summary of a GitHub Actions step.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -168,10 +181,32 @@ def gate(
         seed=seed,
         isolation=isolation_named(isolation),
         junit=junit,
+        report=report,
+        sarif=sarif,
         github=github,
         as_json=json,
     )
     raise typer.Exit(run_gate(request))
+
+
+@app.command("report")
+def make_report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What `check --report DIR` or `gate --report DIR` wrote.")
+    ],
+    images: Annotated[
+        bool, typer.Option("--images", help="Draw the map of each failure as PNG and SVG as well, in DIR/images.")
+    ] = False,
+) -> None:
+    """Make DIR/index.html, one page with everything that was found; it needs no network and no server."""
+    from mla_verify.reports.page import write_page
+
+    typer.echo(write_page(folder))
+    if images:
+        from mla_verify.reports.images import write_images
+
+        for path in write_images(folder):
+            typer.echo(path)
 
 
 @app.command()

@@ -23,10 +23,11 @@ from mla_verify.isolation import Isolation
 from mla_verify.junit import write_junit
 from mla_verify.kernel import Kernel
 from mla_verify.merging import merged
-from mla_verify.progress import gate_progress
+from mla_verify.progress import search_progress
 from mla_verify.registry import resolve
 from mla_verify.replaying import Replayed, Replayer, is_case_of
 from mla_verify.report import ClauseVerdict, Report, ReportedFinding
+from mla_verify.reports.publishing import cases_of, publish
 from mla_verify.shards import SHARDS, Crashed, Shard, ShardResults, run_shards, shards_of
 from mla_verify.table import print_reports
 from sanitizer.finding import CLAUSES
@@ -53,6 +54,8 @@ class GateRequest:
     seed: int = 0
     isolation: Isolation = "process"
     junit: Path | None = None
+    report: Path | None = None
+    sarif: Path | None = None
     github: bool = False
     as_json: bool = False
 
@@ -70,6 +73,7 @@ def gate(request: GateRequest) -> int:
     started = time.monotonic()
     device = str(resolve_device(request.device))
     summary = github_summary_path() if request.github else None
+    kept = cases_of(request.cases, request.report)
     kernels = [resolve(target, contract=request.contract) for target in request.targets]
     if request.since is not None:
         changed = changed_files(request.since)
@@ -80,7 +84,7 @@ def gate(request: GateRequest) -> int:
     saved = _saved_cases(request.cases, kernels)
     until = None if request.budget is None else started + request.budget
     with tempfile.TemporaryDirectory() as scratch:
-        folder = request.cases or Path(scratch)
+        folder = kept or Path(scratch)
         make_folder(folder)
         so_far = _Progress([[] for _ in kernels])
         shards = _shards(kernels, request)
@@ -92,7 +96,7 @@ def gate(request: GateRequest) -> int:
         reports = [
             _report(index, kernel, shards, so_far, request, folder, device) for index, kernel in enumerate(kernels)
         ]
-    _publish(reports, request, summary)
+    _publish(reports, kernels, request, summary)
     return _exit_code(reports, so_far)
 
 
@@ -159,7 +163,7 @@ def _search(
     shards: Sequence[Shard], request: GateRequest, folder: Path, until: float | None, so_far: _Progress
 ) -> None:
     total = request.examples * len({shard.kernel for shard in shards}) if request.examples else None
-    with gate_progress(total, until=until, quiet=request.as_json) as tell:
+    with search_progress("gate", total=total, until=until, quiet=request.as_json) as tell:
         so_far.results = run_shards(
             shards, devices=_devices(request.device), isolation=request.isolation, folder=folder, until=until, tell=tell
         )
@@ -191,7 +195,7 @@ def _report(
         done = so_far.results.done.get(place)
         if shard.kernel == index and done is not None:
             parts.append(done if isinstance(done, Report) else _crash_report(kernel, shard, done, folder, device))
-    if request.cases is None:
+    if request.cases is None and request.report is None:
         parts = [_without_cases(part) for part in parts]
     interrupted = so_far.results.interrupted
     return merged(
@@ -242,7 +246,10 @@ def _without_cases(report: Report) -> Report:
     return replace(report, findings=tuple(replace(finding, case=None) for finding in report.findings))
 
 
-def _publish(reports: Sequence[Report], request: GateRequest, summary: Path | None) -> None:
+def _publish(
+    reports: Sequence[Report], kernels: Sequence[Kernel], request: GateRequest, summary: Path | None
+) -> None:
+    publish(reports, kernels, report=request.report, sarif=request.sarif)
     if request.junit is not None:
         write_junit(reports, request.junit)
     if summary is not None:
