@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, cast
@@ -50,6 +50,8 @@ _FIELDS: Final[dict[str, type]] = {
     "digests": dict,
     "versions": dict,
 }
+_YOUNGER: Final[dict[str, Any]] = {"after": []}  # fields that older files do not have, and what they meant by that
+_MOST_BEFORE: Final = 64  # problems in front of a case's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class Case:
 
     kernel: the name or target that it was found with; nothing is ever imported because a case names it.
     digests: tensor → SHA-256 of the values it held, so that another machine can tell that it has the same ones.
+    after: the problems that the same process has to be given before this one; it fails only then.
     """
 
     contract: str
@@ -69,6 +72,7 @@ class Case:
     problem: Problem
     digests: Mapping[str, str]
     versions: Mapping[str, str]
+    after: tuple[Problem, ...] = ()
 
 
 def save_case(case: Case, folder: Path) -> Path:
@@ -80,7 +84,8 @@ def save_case(case: Case, folder: Path) -> Path:
     path = folder / f"{_case_stem(case)}.json"
     if path.exists():
         try:
-            if weight_of(load_case(path).problem) <= weight_of(case.problem):
+            known = load_case(path)
+            if weight_of(known.problem, known.after) <= weight_of(case.problem, case.after):
                 return path
         except UsageError:
             pass  # what lies there is no case: it makes room for one
@@ -99,6 +104,7 @@ def case_text(case: Case) -> str:
         "detail": case.detail[:_TEXT],
         "seed": case.seed,
         "problem": problem_to_json(case.problem),
+        **({"after": [problem_to_json(problem) for problem in case.after]} if case.after else {}),
         "digests": dict(case.digests),
         "versions": dict(case.versions),
     }
@@ -201,20 +207,22 @@ def file_stem(kernel: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", kernel.rpartition("/")[2]).strip("-")[:60] or "kernel"
 
 
-def weight_of(problem: Problem) -> tuple[int, int]:
-    """How large a problem is: elements first, then how much there is to say about it."""
-    return elements_of(problem), len(json.dumps(problem_to_json(problem)))
+def weight_of(problem: Problem, after: Sequence[Problem] = ()) -> tuple[int, int, int]:
+    """How large a failure is: how many problems come before it, their elements, how much there is to say about them."""
+    every = (problem, *after)
+    return len(after), sum(map(elements_of, every)), sum(len(json.dumps(problem_to_json(one))) for one in every)
 
 
 def _case_stem(case: Case) -> str:
-    identity = "\n".join((case.contract, case.kernel, case.clause, shape_of(case.problem)))
+    words = (case.contract, case.kernel, case.clause, shape_of(case.problem), *(["after others"] if case.after else []))
+    identity = "\n".join(words)
     return f"{file_stem(case.kernel)}.{case.clause}.{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def _case_of(data: object) -> Case:
     if not isinstance(data, dict):
         raise ProblemError("it is not a JSON object")
-    members = cast("dict[str, Any]", data)
+    members = {**_YOUNGER, **cast("dict[str, Any]", data)}
     version = members.get("format")
     if type(version) is not int or version != FORMAT:
         raise ProblemError(
@@ -228,12 +236,13 @@ def _case_of(data: object) -> Case:
             raise ProblemError(f"{name}: got {str(value)[:40]!r}, wanted {kind.__name__}")
         if isinstance(value, str) and len(value) > _TEXT:
             raise ProblemError(f"{name}: {len(value)} characters, wanted at most {_TEXT}")
-    unknown = sorted(set(members) - set(_FIELDS))
+    unknown = sorted(set(members) - set(_FIELDS) - set(_YOUNGER))
     if unknown:
         raise ProblemError(f"unknown field {str(unknown[0])[:40]!r}")
     if members["clause"] not in CLAUSES:
         raise ProblemError(f"clause: got {members['clause'][:40]!r}, wanted one of {', '.join(CLAUSES)}")
     problem = problem_from_json(members["problem"])
+    after = _problems_before(members["after"], type(problem))
     if members["problem"].get("contract") != members["contract"]:
         raise ProblemError(f"contract: got {members['contract'][:40]!r}, the problem is of another")
     return Case(
@@ -246,7 +255,24 @@ def _case_of(data: object) -> Case:
         problem=problem,
         digests=_texts("digests", members["digests"]),
         versions=_texts("versions", members["versions"]),
+        after=after,
     )
+
+
+def _problems_before(members: object, kind: type[Problem]) -> tuple[Problem, ...]:
+    """The problems of `after`: few, whole, valid, and of the case's own contract."""
+    if not isinstance(members, list) or len(cast("list[object]", members)) > _MOST_BEFORE:
+        raise ProblemError(f"after: got {str(members)[:40]!r}, wanted a list of at most {_MOST_BEFORE} problems")
+    problems: list[Problem] = []
+    for number, member in enumerate(cast("list[object]", members)):
+        try:
+            problem = problem_from_json(member)
+        except ProblemError as error:
+            raise ProblemError(f"after, number {number}: {error}") from error
+        if type(problem) is not kind or problem.invalid is not None:
+            raise ProblemError(f"after, number {number}: wanted a valid problem of the case's own contract")
+        problems.append(problem)
+    return tuple(problems)
 
 
 def _texts(name: str, members: Mapping[str, Any]) -> dict[str, str]:

@@ -8,9 +8,10 @@ from typing import Any, Final
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 from hypothesis.database import ExampleDatabase
+from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
 from hypothesis.strategies import SearchStrategy
 
-__all__ = ["SEARCH", "drawn_into"]
+__all__ = ["SEARCH", "TimeUp", "drawn_into", "sequences_of"]
 
 SEARCH: Final = (Phase.generate, Phase.shrink)
 # A model-sized example is slow and large by nature, and strategies here do not filter.
@@ -20,6 +21,10 @@ _NO_OBJECTION: Final = (
     HealthCheck.large_base_example,
     HealthCheck.filter_too_much,
 )
+
+
+class TimeUp(KeyboardInterrupt):
+    """Ends a Hypothesis run at once: it passes every other exception on to its shrinker."""
 
 
 def drawn_into(
@@ -37,7 +42,29 @@ def drawn_into(
     database: what failed before is tried first, and what fails is saved, under `key`.
     """
     # The seed comes first: asking for one takes the database away again.
-    run: Callable[[], None] = settings(
+    run: Callable[[], None] = _settings(examples, phases, database)(with_seed(seed)(given(problems)(function)))
+    return _saved_under(key, run)
+
+
+def sequences_of(
+    machine: type[RuleBasedStateMachine],
+    *,
+    sequences: int,
+    steps: int,
+    seed: int,
+    phases: tuple[Phase, ...] = SEARCH,
+    database: ExampleDatabase | None = None,
+    key: str = "",
+) -> Callable[[], None]:
+    """A Hypothesis run of so many sequences of so many rules of `machine`; otherwise like `drawn_into`."""
+    chosen = settings(_settings(sequences, phases, database), stateful_step_count=steps)
+    run = get_state_machine_test(with_seed(seed)(machine), settings=chosen)
+    # As above; here the seed is taken over without the database being taken away.
+    return _saved_under(key, run)
+
+
+def _settings(examples: int, phases: tuple[Phase, ...], database: ExampleDatabase | None) -> settings:
+    return settings(
         max_examples=examples,
         database=database,
         deadline=None,
@@ -46,7 +73,10 @@ def drawn_into(
         suppress_health_check=_NO_OBJECTION,
         print_blob=False,
         derandomize=False,
-    )(with_seed(seed)(given(problems)(function)))
+    )
+
+
+def _saved_under(key: str, run: Callable[[], None]) -> Callable[[], None]:
     # Hypothesis would take a digest of the function's source, which is one and the same for every kernel.
     vars(run)["_hypothesis_internal_database_key"] = key.encode()
     return run

@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mla_verify.consumers import misled
 from mla_verify.contract import Contract, Expectation, Judgement, Placement
 from mla_verify.economy import measure_allocations
 from mla_verify.fencing import fence_of
 from mla_verify.interpreting import interpreting, recorder
 from mla_verify.kernel import Kernel
+from mla_verify.parts import WHOLE, Parts
+from mla_verify.mapping import maps_of, stray_maps
+from mla_verify.maps import ElementMap
+from mla_verify.remembering import not_as_before
 from sanitizer.arena import Arena
 from sanitizer.audit import Audit, audit, audit_refusal
 from sanitizer.fatal import exception_words, fatal_words, spoils_process
@@ -29,6 +34,8 @@ class Bench:
     """What is kept between the problems of one run: the loaded kernel, its contract and the arena.
 
     fenced: put tensors between fences. Only where the process may die: a kernel that touches one ends it.
+    parts: what an examination is made of.
+    earlier: what problems of a sequence gave when they came first (`mla_verify.remembering`).
     """
 
     kernel: Kernel
@@ -37,7 +44,9 @@ class Bench:
     device: torch.device
     arena: Arena
     fenced: bool = False
+    parts: Parts = WHOLE
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    earlier: dict[Any, dict[str, Tensor]] = field(default_factory=dict[Any, "dict[str, Tensor]"])
 
     @property
     def interpreted(self) -> bool:
@@ -49,7 +58,8 @@ class Bench:
 class Examination:
     """What one problem showed. `not_judged` counts elements for which no usable bound exists.
 
-    notes: what was seen without effect; what stands before a colon is alike for every problem.
+    notes: what was seen without effect; what stands before a colon is alike for every problem. maps: where it was
+    asked for, what became of every output element.
     """
 
     findings: tuple[Finding, ...]
@@ -59,27 +69,39 @@ class Examination:
     elements: int = 0  # output elements that were looked at
     spoiled: bool = False  # the process can no longer be trusted: out of memory, or a broken device
     notes: tuple[str, ...] = ()
+    maps: tuple[ElementMap, ...] = ()
 
 
-def examine(problem: Any, bench: Bench, *, economy: bool = False) -> Examination:
-    """Run every clause that can be decided on one problem. `economy` adds a profiled run."""
+def examine(
+    problem: Any, bench: Bench, *, economy: bool = False, in_turn: bool = False, maps: bool = False
+) -> Examination:
+    """Run every clause that can be decided on one problem.
+
+    economy: add a profiled run. in_turn: it is one of a sequence, and has to give what it gave earlier in it.
+    maps: draw a map of what is wrong, which costs about as much again.
+    """
     with interpreting(triton=bench.interpreted) as notes:
-        shown = _examined(problem, bench, economy=economy)
+        shown = _examined(problem, bench, economy=economy, in_turn=in_turn, maps=maps)
     return replace(shown, notes=(*notes, *shown.notes))
 
 
-def _examined(problem: Any, bench: Bench, *, economy: bool) -> Examination:
+def _examined(problem: Any, bench: Bench, *, economy: bool, in_turn: bool, maps: bool) -> Examination:
     watch = bench.stopwatch
     watch.start()
     placement = bench.contract.place(problem, bench.kernel, bench.device)
     watch.lap("place")
     bench.arena.load(placement.tensors, fence=fence_of(problem, bench.kernel) if bench.fenced else None)
+    if maps:
+        bench.arena.watch_strays()
     watch.lap("fill")
+    observer = recorder(triton=bench.interpreted)
     if problem.invalid is not None:
-        refused = audit_refusal(
-            _prepared_call(bench, placement), bench.arena, observer=recorder(triton=bench.interpreted)
+        refused = audit_refusal(_prepared_call(bench, placement), bench.arena, observer=observer)
+        return Examination(
+            refused.findings,
+            spoiled=spoils_process(refused.error),
+            maps=stray_maps(bench.arena.plans, bench.arena.strays()),
         )
-        return Examination(refused.findings, spoiled=spoils_process(refused.error))
     state: Any = None
     if bench.kernel.prepare is not None:
         bench.arena.poison(Secret.A)
@@ -100,20 +122,27 @@ def _examined(problem: Any, bench: Bench, *, economy: bool) -> Examination:
         workspaces=lambda: _workspaces(state),
         zeroed_workspace="zeroed_workspace" in bench.kernel.preconditions,
         stopwatch=watch,
-        observer=recorder(triton=bench.interpreted),
+        observer=observer,
+        secrets=tuple(Secret) if bench.parts.secrets else (Secret.A,),
+        guards=bench.parts.guards,
     )
     if result.error is not None:
         return Examination(result.findings, spoiled=spoils_process(result.error), notes=result.notes)
     findings = list(result.findings)
     not_judged = 0
+    expectation: Expectation | None = None
+    judgements: list[Judgement] = []
     if result.outputs:
-        judgements = _judge(problem, bench, result)
+        expectation, judgements = _judge(problem, bench, result)
         findings += [
             Finding("agreement", wrong.tensor, int(wrong.wrong.sum()), wrong.detail)
             for judgement in judgements
             for wrong in judgement.disagreements
         ]
         not_judged = judgements[0].not_judged
+        findings += _of_consumers(problem, bench, result)
+    if in_turn and bench.kernel.deterministic:
+        findings += not_as_before(bench.earlier, problem, result, bench.arena.plans)
     if economy and bench.kernel.allocations is not None:
         findings += measure_allocations(call, bench.arena, allowed=bench.kernel.allocations)
     return Examination(
@@ -123,11 +152,24 @@ def _examined(problem: Any, bench: Bench, *, economy: bool) -> Examination:
         returned=True,
         elements=sum(output.numel() for output in result.outputs.values()),
         notes=(*result.notes, *ignored),
+        maps=maps_of(result, bench.arena.plans, expectation, judgements, bench.arena.strays(), observer)
+        if maps
+        else (),
     )
 
 
-def _judge(problem: Any, bench: Bench, result: Audit) -> list[Judgement]:
-    """The oracle's and the baseline's opinion of what the kernel computed, in that order."""
+def _of_consumers(problem: Any, bench: Bench, result: Audit) -> tuple[Finding, ...]:
+    """What declared consumers of the first output would make of its padding."""
+    name = bench.contract.outputs[0]
+    if not bench.kernel.consumers or bench.contract.real_rows is None:
+        return ()
+    by_secret = {secret: outputs[name] for secret, outputs in result.by_secret.items() if name in outputs}
+    real = bench.contract.real_rows(problem).to(bench.device)
+    return misled(bench.kernel.consumers, name, by_secret, real, blamed=result.blamed.get(name))
+
+
+def _judge(problem: Any, bench: Bench, result: Audit) -> tuple[Expectation, list[Judgement]]:
+    """What was expected, and the oracle's and the baseline's opinion of what the kernel computed, in that order."""
     watch = bench.stopwatch
     tensors = bench.arena.tensors()  # the inputs as the kernel saw them
     watch.start()
@@ -137,11 +179,11 @@ def _judge(problem: Any, bench: Bench, result: Audit) -> list[Judgement]:
     judgements = [expectation.judge(outputs, skip=result.blamed) for outputs in runs]
     watch.lap("bound")
     if any(judgement.disagreements for judgement in judgements):
-        return judgements  # the oracle has spoken; the baseline could only repeat it
+        return expectation, judgements  # the oracle has spoken; the baseline could only repeat it
     baseline = bench.contract.baseline(problem, bench.kernel, tensors)
     judgements += [expectation.differential(outputs, baseline, skip=result.blamed) for outputs in runs]
     watch.lap("baseline")
-    return judgements
+    return expectation, judgements
 
 
 def _prepared_call(bench: Bench, placement: Placement) -> Callable[[dict[str, Tensor]], Mapping[str, Tensor] | None]:

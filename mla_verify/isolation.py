@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol
 
 from mla_verify.errors import Unavailable, UsageError
 from mla_verify.examine import Bench, Examination, examine
 from mla_verify.kernel import Kernel
 from mla_verify.loading import open_bench
+from mla_verify.parts import WHOLE, Parts
 from mla_verify.serving import SERVICE, examination_from_json
 from mla_verify.watchdog import HUNG
 from sanitizer.fatal import clean
@@ -17,9 +19,18 @@ from sanitizer.finding import Finding
 from sanitizer.sandbox import Death, Sandbox
 from strategies.serial import problem_to_json
 
-__all__ = ["Examiner", "InProcess", "Isolation", "Sandboxed", "examiner_for"]
+__all__ = ["Examiner", "InProcess", "Isolation", "Journal", "Sandboxed", "examiner_for"]
 
 Isolation = Literal["process", "none"]
+
+
+class Journal(Protocol):
+    """Is told what is about to be launched; None when nothing is any more."""
+
+    def __call__(self, problem: Any | None, after: Sequence[Any] = (), /) -> None:
+        """Note a problem, and which ones the same process was given before it."""
+        ...
+
 
 _SHORTEST: Final = 1.0  # seconds before a kernel is called hung
 _SLOWER: Final = 20.0  # times the slowest right run
@@ -27,6 +38,7 @@ _FIRST: Final = {"fork": 10.0, "spawn": 120.0}  # seconds, while no right call i
 _SURE: Final = 10.0  # times the limit that a first time-out is given to prove itself merely slow
 _BACKSTOP: Final = 60.0  # seconds for everything around the calls of one problem, on a busy machine
 _MEMORY: Final = 2 * 2**30  # bytes of address space beyond what the worker starts with
+_REMEMBERED: Final = 256  # problems, of those that a worker was given
 _NO_FENCES: Final = "no fences on this device: survival does not cover reads past a tensor that end in mapped memory"
 # Loaded by the server of workers, so that a new worker has them at once. Importing these computes nothing.
 _PRELOAD: Final = ("torch", "numpy", "mla_verify.serving", "mla_verify.up_projection", "mla_verify.decode")
@@ -43,7 +55,7 @@ class Examiner(Protocol):
     notes: tuple[str, ...]
     lost: float
 
-    def __call__(self, problem: Any, *, economy: bool = False) -> Examination:
+    def __call__(self, problem: Any, *, economy: bool = False, maps: bool = False) -> Examination:
         """Examine one problem."""
         ...
 
@@ -55,18 +67,18 @@ class Examiner(Protocol):
 class InProcess:
     """Examines in this process: fastest, and a crash is the end of everything."""
 
-    def __init__(self, bench: Bench, *, why_not: str, journal: Callable[[Any | None], None] | None = None) -> None:
+    def __init__(self, bench: Bench, *, why_not: str, journal: Journal | None = None) -> None:
         self.bench = bench
         self.why_not = why_not
         self.notes = ()
         self.lost = 0.0
         self._journal = journal
 
-    def __call__(self, problem: Any, *, economy: bool = False) -> Examination:
+    def __call__(self, problem: Any, *, economy: bool = False, maps: bool = False) -> Examination:
         """Examine one problem here."""
         if self._journal is not None:
             self._journal(problem)
-        return examine(problem, self.bench, economy=economy)
+        return examine(problem, self.bench, economy=economy, maps=maps)
 
     def close(self) -> None:
         """Nothing is held but the journal."""
@@ -82,7 +94,7 @@ class Sandboxed:
     machine blames nobody. Raises Unavailable and UsageError as `open_bench` does.
     """
 
-    def __init__(self, kernel: Kernel, *, device: str, journal: Callable[[Any | None], None] | None = None) -> None:
+    def __init__(self, kernel: Kernel, *, device: str, journal: Journal | None = None, parts: Parts = WHOLE) -> None:
         start: Literal["fork", "spawn"] = "fork" if device == "cpu" else "spawn"
         self._first = _FIRST[start]
         self._arguments = {
@@ -90,6 +102,7 @@ class Sandboxed:
             "contract": kernel.contract,
             "device": device,
             "prepare_limit": self._first,
+            "parts": parts.to_json(),
         }
         memory = _MEMORY if device == "cpu" else None  # a GPU maps far more than it takes
         self._sandbox = Sandbox(SERVICE, self._arguments, start=start, preload=_PRELOAD, memory=memory)
@@ -97,33 +110,61 @@ class Sandboxed:
         self._slowest: float | None = None
         self._warm_up_limit = 0.0  # raised once a warm-up has turned out to be slow, not hung
         self._opened = False
+        self.given: deque[Any] = deque(maxlen=_REMEMBERED)  # what the worker has been asked since it started
+        self.renews_quickly = start == "fork"  # in milliseconds, not in seconds
         self.why_not = ""
         self.notes: tuple[str, ...] = () if device == "cpu" else (_NO_FENCES,)
         self.lost = 0.0
         self._hangs = False
         self._open()
 
-    def __call__(self, problem: Any, *, economy: bool = False) -> Examination:
+    def __call__(self, problem: Any, *, economy: bool = False, maps: bool = False) -> Examination:
         """Examine one problem in the worker."""
         if self._journal is not None:
             self._journal(problem)
         started = time.perf_counter()
-        shown = self._examined(problem, economy=economy)
+        return self._kept_sound(self._examined(problem, economy=economy, maps=maps), started)
+
+    def in_turn(self, problem: Any, after: Sequence[Any], *, maps: bool = False) -> Examination:
+        """Examine one problem in the worker that has just examined those `after` which it comes, in their order.
+
+        Where it came before, it has to give the same bits again. With nothing before it, a sequence begins: what the
+        worker was asked earlier is not compared. See `afresh` for a worker that was asked nothing.
+        """
+        if self._journal is not None:
+            self._journal(problem, after)
+        started = time.perf_counter()
+        # A second try would come without the problems before it: the limit is what a second try would have.
+        limit = _SURE * self._limit() if self._slowest is not None else self._limit()
+        options = {"economy": False, "place": len(after), "maps": maps}
+        return self._kept_sound(self._shown(self._ask(problem, options, limit), limit), started)
+
+    def afresh(self) -> None:
+        """Have the next problem examined by a worker that has examined none. See `renews_quickly` for what it costs."""
+        if self.given or not self._opened:
+            self.replace_worker()
+
+    def _kept_sound(self, shown: Examination, started: float) -> Examination:
+        """Drop a worker that is no longer to be trusted."""
         if shown.spoiled:
             self._sandbox.drop()
             self._opened = False
             self.lost += time.perf_counter() - started
         return shown
 
-    def _examined(self, problem: Any, *, economy: bool) -> Examination:
-        request = {"problem": problem_to_json(problem), "economy": economy}
+    def _examined(self, problem: Any, *, economy: bool, maps: bool) -> Examination:
+        options = {"economy": economy, "maps": maps}
         limit = self._limit()
-        answer = self._ask(request, limit)
+        answer = self._ask(problem, options, limit)
         if _hung(answer) and not self._hangs and self._slowest is not None:
             limit = _SURE * limit
-            answer = self._ask(request, limit)
+            answer = self._ask(problem, options, limit)
             if not isinstance(answer, Death):
                 self._warm_up_limit = limit
+        return self._shown(answer, limit)
+
+    def _shown(self, answer: Any | Death, limit: float) -> Examination:
+        """What an answer, or a death in place of one, says about the problem."""
         if isinstance(answer, Death):
             self._hangs = self._hangs or _hung(answer)
             tensor, elements = (answer.fault.tensor, answer.fault.elements) if answer.fault else ("", 0)
@@ -146,12 +187,14 @@ class Sandboxed:
             return _SHORTEST if self._hangs else self._first
         return max(_SHORTEST, _SLOWER * self._slowest)
 
-    def _ask(self, request: dict[str, Any], limit: float) -> Any | Death:
+    def _ask(self, problem: Any, options: dict[str, Any], limit: float) -> Any | Death:
         """Send one problem. The worker keeps the limits of calls itself; ours is for one that cannot."""
         if not self._opened:
             started = time.perf_counter()
             self._open()
             self.lost += time.perf_counter() - started
+        self.given.append(problem)
+        request = {"problem": problem_to_json(problem), **options}
         limits = {"limit": limit, "warm_up_limit": max(limit, self._warm_up_limit)}
         answer = self._sandbox.request({**request, **limits}, timeout=_BACKSTOP + 6 * max(limits.values()))
         if isinstance(answer, Death):
@@ -173,10 +216,11 @@ class Sandboxed:
             self._sandbox.close()
             raise UsageError(answer["usage"])
         self._opened = True
+        self.given.clear()
 
 
 def examiner_for(
-    kernel: Kernel, *, device: str, isolation: Isolation, journal: Callable[[Any | None], None] | None = None
+    kernel: Kernel, *, device: str, isolation: Isolation, journal: Journal | None = None, parts: Parts = WHOLE
 ) -> Examiner:
     """The place where `kernel` is examined: a worker, unless it is declared `in_process` or cannot be loaded again."""
     why = ""
@@ -187,8 +231,10 @@ def examiner_for(
     elif kernel.target is None:
         why = "the kernel has no name or file by which a worker could load it"
     if why:
-        return InProcess(open_bench(kernel, device=device), why_not=why, journal=journal)
-    return Sandboxed(kernel, device=device, journal=journal)
+        bench = open_bench(kernel, device=device)
+        bench.parts = parts
+        return InProcess(bench, why_not=why, journal=journal)
+    return Sandboxed(kernel, device=device, journal=journal, parts=parts)
 
 
 def _hung(answer: Any | Death) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def case_of(finding: ReportedFinding, kernel: Kernel, seed: int) -> Case:
         detail=finding.detail,
         seed=seed,
         problem=finding.problem,
+        after=finding.after,
         digests=digests_of(finding.problem, kernel),
         versions=versions(),
     )
@@ -56,8 +58,8 @@ class Journal:
         self._path = folder / "journal" / f"{file_stem(kernel.target or kernel.name)}.{os.getpid()}.json"
         self._versions = versions()
 
-    def __call__(self, problem: Any | None) -> None:
-        """Note the problem that is about to be launched; None when nothing is any more."""
+    def __call__(self, problem: Any | None, after: Sequence[Any] = (), /) -> None:
+        """Note the problem that is about to be launched, and those before it; None when nothing is any more."""
         if problem is None:
             self._path.unlink(missing_ok=True)
             return
@@ -69,6 +71,7 @@ class Journal:
             detail="in flight when the run ended",
             seed=self._seed,
             problem=problem,
+            after=tuple(after),
             digests={},
             versions=self._versions,
         )

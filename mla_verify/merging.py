@@ -69,6 +69,7 @@ def merged(
             [*(finding for part in parts for finding in part.findings), *filter(None, map(_finding_of, replayed))]
         ),
         deviations=_summed(ran),
+        sequences=sum(part.sequences for part in ran),
     )
 
 
@@ -112,6 +113,8 @@ def _finding_of(case: Replayed) -> ReportedFinding | None:
         problem_text=case.problem_text,
         found_after=0,
         case=str(case.path),
+        after=case.case.after,
+        maps=case.maps,
     )
 
 
@@ -120,7 +123,7 @@ def _smallest(findings: Iterable[ReportedFinding]) -> tuple[ReportedFinding, ...
     best: dict[str, ReportedFinding] = {}
     for finding in findings:
         known = best.get(finding.clause)
-        if known is None or weight_of(finding.problem) < weight_of(known.problem):
+        if known is None or weight_of(finding.problem, finding.after) < weight_of(known.problem, known.after):
             best[finding.clause] = finding
     return tuple(best[clause] for clause in CLAUSES if clause in best)
 

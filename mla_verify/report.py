@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from mla_verify.errors import ExitCode
+from mla_verify.maps import ElementMap
 from sanitizer.finding import CLAUSES
 from strategies.problems import Problem
 
@@ -26,7 +27,12 @@ class ClauseVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ReportedFinding:
-    """A broken clause at the smallest problem that shows it. `found_after` counts examples up to the first sight."""
+    """A broken clause at the smallest problem that shows it. `found_after` counts examples up to the first sight.
+
+    after: the problems that the same process has to be given before it, where it takes any. maps: what became of every
+    output element there. history: the problems that failed on the way to it, in words, the first one first.
+    seconds, shrink_seconds: from the beginning of the search to the first sight, and from there to this problem.
+    """
 
     clause: str
     tensor: str
@@ -36,6 +42,11 @@ class ReportedFinding:
     problem_text: str
     found_after: int
     case: str | None = None
+    after: tuple[Problem, ...] = ()
+    maps: tuple[ElementMap, ...] = ()
+    history: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+    shrink_seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,7 @@ class Report:
     findings: tuple[ReportedFinding, ...] = ()
     deviations: tuple[DeviationReport, ...] = ()
     unavailable: str | None = None
+    sequences: int = 0  # of problems in one process, each looked at after those before it
     target: str | None = None  # by what a command finds the kernel again
 
     @property
@@ -102,6 +114,7 @@ class Report:
             "device": self.device,
             "seed": self.seed,
             "examples": self.examples,
+            "sequences": self.sequences,
             "seconds": round(self.seconds, 3),
             "verdict": self.verdict,
             "clauses": {name: clause.verdict for name, clause in self.clauses.items()},

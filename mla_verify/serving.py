@@ -13,6 +13,8 @@ from mla_verify.errors import Unavailable, UsageError
 from mla_verify.examine import Bench, Examination, examine
 from mla_verify.interpreting import interpret_on
 from mla_verify.loading import open_bench
+from mla_verify.maps import ElementMap
+from mla_verify.parts import Parts
 from mla_verify.registry import resolve
 from mla_verify.watchdog import Watchdog
 from sanitizer.finding import Finding
@@ -27,7 +29,7 @@ _STREAMS: Final = ((0, "stdin"), (1, "stdout"), (2, "stderr"))
 def serve(arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
     """The handler of one worker.
 
-    arguments: target, contract and device of the kernel. The first request must be {"open": true}; the kernel is
+    arguments: target, contract and device of the kernel, and the parts of the check. The first request must be {"open": true}; the kernel is
     loaded then, and what keeps it from running here is an answer like any other.
     """
     benches: list[Bench] = []
@@ -38,12 +40,19 @@ def serve(arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
         (bench,) = benches
         watchdog = cast("Watchdog", bench.function)
         watchdog.begin(limit=request["limit"], warm_up_limit=request["warm_up_limit"])
-        shown = examine(problem_from_json(request["problem"]), bench, economy=bool(request["economy"]))
+        place = request.get("place")
+        if place == 0:
+            bench.earlier.clear()
+        problem = problem_from_json(request["problem"])
+        shown = examine(
+            problem, bench, economy=bool(request["economy"]), in_turn=place is not None, maps=bool(request.get("maps"))
+        )
         closed = _closed_streams()
         if closed:
             detail = f"the kernel closed {', '.join(closed)} of its process"
             shown = Examination((*shown.findings, Finding("survival", "", 0, detail)), spoiled=True)
-        return {**asdict(shown), "slowest": watchdog.slowest}
+        maps = [element_map.to_json() for element_map in shown.maps]
+        return {**asdict(replace(shown, maps=())), "maps": maps, "slowest": watchdog.slowest}
 
     return handle
 
@@ -54,7 +63,8 @@ def _open(arguments: Mapping[str, Any], benches: list[Bench]) -> dict[str, Any]:
     try:
         kernel = resolve(arguments["target"], contract=arguments["contract"])
         bench = open_bench(kernel, device=arguments["device"])
-        bench.fenced = bench.device.type == "cpu"
+        bench.parts = Parts.from_json(arguments["parts"])
+        bench.fenced = bench.device.type == "cpu" and bench.parts.fences
         bench.function = Watchdog(bench.function, bench.device)
         if kernel.prepare is not None:
             prepare = Watchdog(kernel.prepare, bench.device)
@@ -94,4 +104,5 @@ def examination_from_json(data: Mapping[str, Any]) -> Examination:
         elements=int(data["elements"]),
         spoiled=bool(data["spoiled"]),
         notes=tuple(map(str, data["notes"])),
+        maps=tuple(map(ElementMap.from_json, data["maps"])),
     )

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mla_verify.report import ClauseVerdict, Report
+from mla_verify.reports.terminal import map_lines
 from sanitizer.finding import CLAUSES
 
 __all__ = ["console", "print_reports", "replay_line"]
@@ -41,7 +42,7 @@ def print_reports(reports: Sequence[Report], *, to: Console | None = None) -> No
         table.add_row(Text(report.kernel), *cells, str(report.examples), f"{report.seconds:.1f}")
     out.print(table)
     for report in reports:
-        lines = list(_paragraph(report))
+        lines = list(_paragraph(report, width=out.width))
         if lines:
             out.print()
             out.print(Text(f"{report.kernel} ({report.contract}, {report.device})", style="bold"))
@@ -53,8 +54,8 @@ def _cell(verdict: ClauseVerdict) -> Text:
     return Text(_WORDS.get(verdict.verdict, verdict.verdict), style=_STYLES[verdict.verdict])
 
 
-def _paragraph(report: Report) -> list[Text]:
-    """What stands below the table about one kernel."""
+def _paragraph(report: Report, *, width: int) -> list[Text]:
+    """What stands below the table about one kernel; only the maps are made to fit the width."""
     if report.unavailable is not None:
         return [Text(f"  unavailable: {report.unavailable}")]
     lines: list[Text] = []
@@ -65,6 +66,7 @@ def _paragraph(report: Report) -> list[Text]:
             lines.append(Text(f"    first seen after {finding.found_after} examples; {_again(report)}"))
         if finding.case is not None:
             lines.append(Text(f"    replay: {replay_line(finding.case, report.target)}"))
+        lines += [Text("    ") + line for line in map_lines(finding.maps, finding.tensor, width=width - 4)]
     for deviation in report.deviations:
         issue = f" ({deviation.issue})" if deviation.issue else ""
         count = f"{deviation.deviated} of {deviation.matched} matching problems deviated"
@@ -82,6 +84,8 @@ def _paragraph(report: Report) -> list[Text]:
         lines.append(Text(f"  preconditions, for the caller to keep: {', '.join(report.preconditions)}"))
     if report.declarations:
         lines.append(Text(f"  declares: {', '.join(report.declarations)}"))
+    if report.sequences:
+        lines.append(Text(f"  repeatability: looked at over {report.sequences} sequences of problems as well"))
     lines += [Text(f"  note: {note}") for note in report.notes]
     if report.not_judged:
         lines.append(Text(f"  {report.not_judged} output elements not judged: no usable bound exists for them"))
