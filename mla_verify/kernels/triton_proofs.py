@@ -26,8 +26,12 @@ UP_PROJECTION: Final = Proof(
             ("out_token_stride", "out_head_stride", "out_value_stride"),
             output=True,
         ),
-        Layout("x_ptr", ("num_tokens", "num_heads", "kv_lora_rank"), ("x_token_stride", "x_head_stride", "x_rank_stride")),
-        Layout("w_ptr", ("num_heads", "kv_lora_rank", "v_head_dim"), ("w_head_stride", "w_rank_stride", "w_value_stride")),
+        Layout(
+            "x_ptr", ("num_tokens", "num_heads", "kv_lora_rank"), ("x_token_stride", "x_head_stride", "x_rank_stride")
+        ),
+        Layout(
+            "w_ptr", ("num_heads", "kv_lora_rank", "v_head_dim"), ("w_head_stride", "w_rank_stride", "w_value_stride")
+        ),
     ),
     preconditions=("programs >= 1",),
     most={"num_tokens": 1 << 20, "num_heads": 256, "kv_lora_rank": 4096, "v_head_dim": 1024, "programs": (1 << 31) - 1},
@@ -61,7 +65,7 @@ _MOST: Final = {
     "page_size": 1024,
     "lane_tiles": 64,
     "qo_indptr_ptr": 1 << 20,
-    "kv_indptr_ptr": 1 << 20,
+    "kv_indptr_ptr": 1 << 18,
     "kv_indices_ptr": (1 << 31) - 1,
     "kv_last_page_lens_ptr": 1024,
     "programs": (1 << 31) - 1,
@@ -133,7 +137,13 @@ MERGE: Final = Proof(
     pointers={"parts_ptr": "fp32", "part_lse_ptr": "fp32", "o_ptr": "bf16", "lse_ptr": "fp32", **_TABLES},
     configurations=tuple(
         {"HAS_LSE": has_lse, "BLOCK_LANES": lanes, "BLOCK_LATENT": latent}
-        for has_lse, lanes, latent in ((True, 16, 16), (True, 16, 64), (True, 16, 512), (True, 64, 128), (False, 16, 512))
+        for has_lse, lanes, latent in (
+            (True, 16, 16),
+            (True, 16, 64),
+            (True, 16, 512),
+            (True, 64, 128),
+            (False, 16, 512),
+        )
     ),
     grid=("merge_programs",),
     layouts=(

@@ -77,14 +77,14 @@ class Model:
         """What reads this declaration's expressions."""
         return Symbolic(self.terms, self.constants, bound)
 
-    def facts(self, *, trusted: bool) -> Facts:
+    def facts(self) -> Facts:
         """What the caller promises, the grid, and that sizes are not negative."""
         reader = self.reader()
         formulas = [reader.formula(text) for text in self.proof.preconditions]
         formulas += [at_least(size, 0) for place in self.places.values() for size in place.sizes]
         formulas += [equal(Poly.of(count), extent) for count, extent in zip(self.program.programs, self.grid, strict=True)]
         return Facts(
-            self.terms, self.constants, list(dict.fromkeys(formulas)), self.proof.each, self.proof.ragged, trusted
+            self.terms, self.constants, list(dict.fromkeys(formulas)), self.proof.each, self.proof.ragged
         )
 
     @property
@@ -114,7 +114,7 @@ class Model:
         renamed = {
             atom: self.terms.atom(atom.kind, f"{atom.name}'", atom.args if atom.kind == "lane" else ()) for atom in own
         }
-        change = self.terms.substitution(renamed if other else {})
+        change = self.terms.substitution(renamed if other else {}, mark="'" if other else "")
         return Side(
             index=tuple(change.poly(at) for at in index),
             axes=tuple(change.poly(Poly.of(axis)) for axis in self.program.axes),

@@ -48,7 +48,7 @@ def _deadline() -> float:
 def defined(model: Model) -> Answer:
     """Every division is by more than 0 and of nothing negative, every loop goes on, every promise to Triton is kept."""
     until = _deadline()
-    facts = model.facts(trusted=False).plus(model.running)
+    facts = model.facts().plus(model.running)
     demands = list(model.program.demands)
     for site in model.program.sites:
         demands += [demand for demand in site.demands]
@@ -68,7 +68,7 @@ def defined(model: Model) -> Answer:
 def containment(model: Model, place: Place, *, stores: bool = True) -> Answer:
     """Every active lane of every store (or load) is at an element of the tensor."""
     until = _deadline()
-    facts = model.facts(trusted=True).plus(model.running)
+    facts = model.facts().plus(model.running)
     for site in model.sites(place.layout.tensor, stores=stores):
         index = place.index_of(site)
         here = facts.plus(site.active)
@@ -100,7 +100,7 @@ def race(model: Model, place: Place) -> Answer:
         for second in others[number:]:
             one = model.side(first, place.index_of(first), other=False)
             two = model.side(second, place.index_of(second), other=True)
-            facts = model.facts(trusted=True).plus(one.running, two.running, one.active, two.active)
+            facts = model.facts().plus(one.running, two.running, one.active, two.active)
             facts = facts.plus(*(equal(a, b) for a, b in zip(one.index, two.index, strict=True)))
             goals = [equal(a, b) for a, b in zip(one.axes, two.axes, strict=True)]
             if first is second:
@@ -121,7 +121,7 @@ def coverage(model: Model, place: Place) -> Answer:
     if not stores:
         return Answer(False, f"nothing is stored to {tensor}")
     element = tuple(model.terms.atom("element", name) for name in place.layout.names)
-    facts = model.facts(trusted=False).plus(model.live(place.layout, element))
+    facts = model.facts().plus(model.live(place.layout, element))
     left: list[Formula] = []
     detail = ""
     for site in stores:
@@ -215,8 +215,8 @@ def flow(producer: Model, consumer: Model, tensor: str) -> Answer:
     stores = producer.sites(tensor, stores=True)
     for load in consumer.sites(tensor, stores=False):
         wanted = here.index_of(load)
-        facts = consumer.facts(trusted=True).plus(consumer.running, load.active)
-        promised = producer.facts(trusted=False)
+        facts = consumer.facts().plus(consumer.running, load.active)
+        promised = producer.facts()
         facts = Facts(
             facts.terms,
             {**promised.constants, **facts.constants},

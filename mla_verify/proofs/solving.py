@@ -39,6 +39,7 @@ from mla_verify.proofs.terms import (
     equal,
     less,
     negation,
+    opaque_in,
     polys_in,
     without,
 )
@@ -46,7 +47,7 @@ from mla_verify.proofs.terms import (
 __all__ = ["Facts", "proves", "z3_here"]
 
 # (pair lemmas, range lemmas, milliseconds): cheap questions first, most are answered by the first two.
-_ATTEMPTS: Final = ((False, False, 300), (True, False, 1500), (False, True, 1500), (True, True, 5000))
+_ATTEMPTS: Final = ((False, False, 500), (True, False, 2000), (True, True, 6000))
 _MOST_MONOMIALS: Final = 90  # pairs of more would swamp the solver
 _MOST_RANGES: Final = 60
 
@@ -61,98 +62,147 @@ def z3_here() -> Any:
 
 @dataclass(slots=True)
 class Facts:
-    """What is assumed: formulas, promises about tables, and whether definitions of quotients hold as they stand."""
+    """What is assumed: formulas, and promises about tables."""
 
     terms: Terms
     constants: dict[str, Any]
     formulas: list[Formula] = field(default_factory=list["Formula"])
     each: Sequence[Each] = ()
     ragged: Sequence[Ragged] = ()
-    trusted: bool = False  # that divisors are > 0 and dividends ≥ 0 has been proved
 
     def plus(self, *formulas: Formula) -> Facts:
         """With more assumed."""
-        return Facts(
-            self.terms, self.constants, [*self.formulas, *formulas], self.each, self.ragged, self.trusted
-        )
+        return Facts(self.terms, self.constants, [*self.formulas, *formulas], self.each, self.ragged)
 
 
 def proves(facts: Facts, goal: Formula, *, until: float = 0.0, attempts: int = len(_ATTEMPTS)) -> bool:
     """Whether the facts force the goal. `until` is a time on the monotonic clock after which nothing is tried."""
     if goal == And(()):
         return True
+    question = _Question(facts, goal)
     return any(
-        _Question(facts, goal, pairs=pairs, ranges=ranges).forced(milliseconds)
+        question.forced(pairs=pairs, ranges=ranges, milliseconds=milliseconds)
         for pairs, ranges, milliseconds in _ATTEMPTS[:attempts]
         if not until or time.monotonic() < until
     )
 
 
-class _Question:
-    """One question in z3's language."""
+class _Words:
+    """Terms in SMT-LIB's language, each once: text is far cheaper to make than the solver's own objects."""
 
-    def __init__(self, facts: Facts, goal: Formula, *, pairs: bool, ranges: bool) -> None:
-        self.z3 = z3_here()
-        self.facts, self.goal = facts, goal
-        self._numbers: dict[Monomial, Any] = {}
-        self._truths: dict[str, Any] = {}
-        self.asserted: list[Any] = []
-        formulas = [*facts.formulas, goal]
-        table_facts = self._table_facts(formulas)
-        formulas += table_facts
-        self.atoms = atoms_in(*formulas)
-        definitions = [part for atom in self.atoms for part in self._definition(atom)]
-        self.atoms = atoms_in(*formulas, *definitions)
-        # The remainder that belongs to a quotient may be new here, and the other way round.
-        definitions = [part for atom in self.atoms for part in self._definition(atom)]
-        lemmas = self._range_lemmas([*definitions, *facts.formulas]) if ranges else []
-        for formula in (*facts.formulas, *table_facts, *definitions, *lemmas):
-            self.asserted.append(self.truth(formula))
-        self.asserted.append(self.z3.Not(self.truth(goal)))
-        self._loads()
-        if pairs:
-            for lemma in self._quotient_lemmas([*definitions, *table_facts, *facts.formulas, goal]):
-                self.asserted.append(self.truth(lemma))
-            self._pair_lemmas()
+    def __init__(self) -> None:
+        self._polys: dict[Poly, str] = {}
+        self._formulas: dict[Formula, str] = {}
 
-    def forced(self, milliseconds: int) -> bool:
-        solver = self.z3.Solver()
-        solver.set("timeout", milliseconds)
-        solver.add(*self.asserted)
-        return solver.check() == self.z3.unsat
-
-    # Translation
-
-    def number(self, poly: Poly) -> Any:
+    def number(self, poly: Poly) -> str:
         """A polynomial, linear in its monomials."""
-        parts = [
-            self.z3.IntVal(factor) if not monomial else factor * self.monomial(monomial)
-            for monomial, factor in poly.terms
-        ]
-        return self.z3.Sum(*parts) if len(parts) > 1 else parts[0] if parts else self.z3.IntVal(0)
-
-    def monomial(self, monomial: Monomial) -> Any:
-        known = self._numbers.get(monomial)
+        known = self._polys.get(poly)
         if known is None:
-            name = "*".join(f"{atom.kind[:2]}{atom.serial}" for atom in monomial)
-            known = self._numbers[monomial] = self.z3.Int(name)
+            parts = [_scaled(factor, monomial) for monomial, factor in poly.terms]
+            known = f"(+ {' '.join(parts)})" if len(parts) > 1 else parts[0] if parts else "0"
+            self._polys[poly] = known
         return known
 
-    def truth(self, formula: Formula) -> Any:
-        z3 = self.z3
+    def truth(self, formula: Formula) -> str:
+        """A formula."""
+        known = self._formulas.get(formula)
+        if known is None:
+            known = self._formulas[formula] = self._written(formula)
+        return known
+
+    def _written(self, formula: Formula) -> str:
         match formula:
             case Ge(poly):
-                return self.number(poly) >= 0
+                return f"(>= {self.number(poly)} 0)"
             case Eq(poly):
-                return self.number(poly) == 0
+                return f"(= {self.number(poly)} 0)"
             case And(parts):
-                return z3.And(*(self.truth(part) for part in parts)) if parts else z3.BoolVal(True)  # noqa: FBT003
+                return f"(and {' '.join(map(self.truth, parts))})" if parts else "true"
             case Or(parts):
-                return z3.Or(*(self.truth(part) for part in parts)) if parts else z3.BoolVal(False)  # noqa: FBT003
+                return f"(or {' '.join(map(self.truth, parts))})" if parts else "false"
             case Not(part):
-                return z3.Not(self.truth(part))
-            case Opaque(name):
-                return self._truths.setdefault(name, z3.Bool(f"opaque {name}"))
+                return f"(not {self.truth(part)})"
+            case Opaque():
+                return opaque_name(formula)
+
+
+def monomial_name(monomial: Monomial) -> str:
+    """The unknown that stands for a product."""
+    return "m" + "_".join(str(atom.serial) for atom in monomial)
+
+
+def opaque_name(formula: Opaque) -> str:
+    """The unknown truth."""
+    return "o" + "".join(char if char.isalnum() else "_" for char in f"{formula.name} {formula.line}")
+
+
+def _integer(value: int) -> str:
+    return str(value) if value >= 0 else f"(- {-value})"
+
+
+def _scaled(factor: int, monomial: Monomial) -> str:
+    if not monomial:
+        return _integer(factor)
+    return monomial_name(monomial) if factor == 1 else f"(* {_integer(factor)} {monomial_name(monomial)})"
+
+
+class _Question:
+    """One question, asked again with more lemmas as long as it is not answered."""
+
+    def __init__(self, facts: Facts, goal: Formula) -> None:
+        self.z3 = z3_here()
+        self.facts, self.goal = facts, goal
+        self.words: _Words = facts.terms.memory.setdefault("words", _Words())
+        self.solver = self.z3.Solver()
+        self._declared: set[str] = set()
+        formulas = [*facts.formulas, goal]
+        self.table_facts = self._table_facts(formulas)
+        formulas += self.table_facts
+        atoms = atoms_in(*formulas)
+        definitions = [part for atom in atoms for part in self._definition(atom)]
+        # The remainder that belongs to a quotient may be new here, and the other way round.
+        self.atoms = atoms_in(*formulas, *definitions)
+        self.definitions = list(dict.fromkeys(part for atom in self.atoms for part in self._definition(atom)))
+        self.monomials: dict[Monomial, None] = {}
+        self.tables = sorted({atom.name for atom in self.atoms if atom.kind == "load"})
+        self._tell([*facts.formulas, *self.table_facts, *self.definitions, negation(goal)], loads=True)
+        self._told: set[str] = set()
+
+    def forced(self, *, pairs: bool, ranges: bool, milliseconds: int) -> bool:
+        """Whether the goal follows, with these lemmas and those that were asked for before."""
+        if ranges and "ranges" not in self._told:
+            self._told = {"ranges"}  # pairs again: there are more products to compare now
+            self._tell(self._range_lemmas([*self.definitions, *self.facts.formulas]))
+        if pairs and "pairs" not in self._told:
+            self._told.add("pairs")
+            self._tell(
+                self._quotient_lemmas([*self.definitions, *self.table_facts, *self.facts.formulas, self.goal])
+            )
+            self._tell([], extra=self._pair_lemmas())
+        self.solver.set("timeout", milliseconds)
+        return self.solver.check() == self.z3.unsat
+
+    def _tell(self, formulas: Sequence[Formula], *, extra: Sequence[str] = (), loads: bool = False) -> None:
+        """Assert formulas, and declare what they are the first to name."""
+        lines = [f"(assert {self.words.truth(formula)})" for formula in formulas]
+        for poly in (poly for formula in formulas for poly in polys_in(formula)):
+            self.monomials.update(dict.fromkeys(monomial for monomial, _ in poly.terms if monomial))
+        lines += [f"(assert {text})" for text in extra]
+        if loads:
+            for atom in self.atoms:
+                if atom.kind == "load":
+                    index = atom.args[0]
+                    self.monomials.update(dict.fromkeys(monomial for monomial, _ in index.terms if monomial))
+                    self.monomials[atom,] = None
+                    table = f"t{self.tables.index(atom.name)}"
+                    lines.append(f"(assert (= {monomial_name((atom,))} ({table} {self.words.number(index)})))")
+        hidden = {opaque_name(part) for formula in formulas for part in opaque_in(formula)}
+        names = [f"(declare-const {monomial_name(monomial)} Int)" for monomial in self.monomials]
+        names += [f"(declare-fun t{number} (Int) Int)" for number in range(len(self.tables))]
+        names += [f"(declare-const {name} Bool)" for name in sorted(hidden)]
+        new = [name for name in names if name not in self._declared]
+        self._declared.update(new)
+        self.solver.from_string("\n".join((*new, *lines)))
 
     # What atoms mean
 
@@ -168,8 +218,6 @@ class _Question:
                     less(remainder, divisor),
                     at_least(quotient, 0),
                 )
-                if self.facts.trusted:
-                    return list(meant)
                 return [any_of((negation(at_least(dividend, 0)), negation(less(Poly({}), divisor)), all_of(meant)))]
             case "minimum" | "maximum":
                 one, other = atom.args
@@ -199,12 +247,6 @@ class _Question:
             less(row, terms.load(ragged.table, it + 1)),
         )
         return [any_of((negation(there), all_of(found)))]
-
-    def _loads(self) -> None:
-        for atom in atoms_in(*self.facts.formulas, self.goal, *(Poly.of(atom) for atom in self.atoms)):
-            if atom.kind == "load":
-                function = self.z3.Function(f"table {atom.name}", self.z3.IntSort(), self.z3.IntSort())
-                self.asserted.append(self.monomial((atom,)) == function(self.number(atom.args[0])))
 
     def _reader(self, **bound: Poly) -> Symbolic:
         return Symbolic(self.facts.terms, self.facts.constants, bound)
@@ -256,41 +298,37 @@ class _Question:
 
     # Lemmas, Note [Products]
 
-    def _pair_lemmas(self) -> None:
-        z3 = self.z3
-        products = [monomial for monomial in self._numbers if len(monomial) > 1][:_MOST_MONOMIALS]
-        singles = [monomial for monomial in self._numbers if len(monomial) == 1]
-        one = z3.IntVal(1)
+    def _pair_lemmas(self) -> list[str]:
+        """How the order of two products follows from that of what they do not share."""
+        products = [monomial for monomial in self.monomials if len(monomial) > 1][:_MOST_MONOMIALS]
+        singles = [monomial for monomial in self.monomials if len(monomial) == 1]
+        made: list[str] = []
+
+        def name(monomial: Monomial) -> str:
+            if not monomial:
+                return "1"
+            self.monomials[monomial] = None
+            return monomial_name(monomial)
+
         for first, second in itertools.combinations([*products, *singles], 2):
             common = _common(first, second)
             if not common:
                 continue
-            left, right = without(first, common) or (), without(second, common) or ()
-            a = self.monomial(left) if left else one
-            b = self.monomial(right) if right else one
-            factor = self.monomial(common)
-            sound = z3.And(*(self.monomial((atom,)) >= 0 for atom in common))
-            whole, other = self.monomial(first), self.monomial(second)
-            self.asserted.append(
-                z3.Implies(
-                    sound,
-                    z3.And(
-                        z3.Implies(a < b, whole + factor <= other),
-                        z3.Implies(b < a, other + factor <= whole),
-                        z3.Implies(a == b, whole == other),
-                    ),
-                )
+            a, b = name(without(first, common) or ()), name(without(second, common) or ())
+            whole, other, factor = name(first), name(second), name(common)
+            sound = " ".join(f"(>= {name((atom,))} 0)" for atom in common)
+            made.append(
+                f"(=> (and {sound}) (and (=> (< {a} {b}) (<= (+ {whole} {factor}) {other})) "
+                f"(=> (< {b} {a}) (<= (+ {other} {factor}) {whole})) (=> (= {a} {b}) (= {whole} {other}))))"
             )
         for product in products:
-            for atom in set(product):
-                rest = without(product, (atom,)) or ()
-                value, other = self.monomial((atom,)), self.monomial(rest)
-                whole = self.monomial(product)
-                self.asserted += [
-                    z3.Implies(z3.And(value >= 0, other >= 0), whole >= 0),
-                    z3.Implies(z3.Or(value == 0, other == 0), whole == 0),
-                    z3.Implies(value == 1, whole == other),
-                ]
+            for atom in dict.fromkeys(product):
+                value, other, whole = name((atom,)), name(without(product, (atom,)) or ()), name(product)
+                made.append(
+                    f"(and (=> (and (>= {value} 0) (>= {other} 0)) (>= {whole} 0)) "
+                    f"(=> (or (= {value} 0) (= {other} 0)) (= {whole} 0)) (=> (= {value} 1) (= {whole} {other})))"
+                )
+        return made
 
     def _quotient_lemmas(self, formulas: Iterable[Formula]) -> list[Formula]:
         """x < a·d gives x // d < a: the sign of a − x // d decides that of its product with d."""

@@ -324,6 +324,7 @@ class Terms:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, tuple[Any, ...]], Atom] = {}
         self._fresh = 0
+        self.memory: dict[str, Any] = {}  # of those who translate terms, for as long as the terms live
 
     def atom(self, kind: str, name: str, args: tuple[Any, ...] = ()) -> Poly:
         """The atom of a kind with a name and a definition."""
@@ -408,16 +409,16 @@ class Terms:
             return self.load(atom.name, args[0])
         return makers[atom.kind](*args)
 
-    def substitution(self, bindings: Mapping[Atom, Poly]) -> Substitution:
-        """What replaces atoms by polynomials, in definitions too."""
-        return Substitution(self, bindings)
+    def substitution(self, bindings: Mapping[Atom, Poly], *, mark: str = "") -> Substitution:
+        """What replaces atoms by polynomials, in definitions too. A mark sets apart what integers do not decide."""
+        return Substitution(self, bindings, mark)
 
 
 class Substitution:
     """Replaces atoms everywhere, and remembers what it made of each."""
 
-    def __init__(self, terms: Terms, bindings: Mapping[Atom, Poly]) -> None:
-        self._terms = terms
+    def __init__(self, terms: Terms, bindings: Mapping[Atom, Poly], mark: str) -> None:
+        self._terms, self._mark = terms, mark
         self._known: dict[Atom, Poly] = dict(bindings)
 
     def poly(self, poly: Poly) -> Poly:
@@ -445,8 +446,8 @@ class Substitution:
                 return any_of(self.formula(part) for part in parts)
             case Not(part):
                 return negation(self.formula(part))
-            case Opaque():
-                return formula
+            case Opaque(name, line):
+                return Opaque(f"{name}{self._mark}", line)
 
     def _atom(self, atom: Atom) -> Poly:
         known = self._known.get(atom)

@@ -219,7 +219,11 @@ class _Solver:
                 for other, scale in now.terms:
                     if not any(self._unknown(part) for part in other):
                         rest = rest - Poly({other: scale})
-                owner = self.terms.atom("owner", f"owner of a row by {ragged.table}", (rest,))
+                # A row that is told by its request's offset belongs to that request.
+                told = [part for part in rest.atoms() if part.kind == "load" and part.name == ragged.table]
+                owner = told[0].args[0] if len(told) == 1 else None
+                if owner is None:
+                    owner = self.terms.atom("owner", f"owner of a row by {ragged.table}", (rest,))
                 self.equations[number] = (left, right)
                 self.equations.append((atom.args[0], owner))
                 self.known[atom] = self.terms.load(ragged.table, owner)
