@@ -44,7 +44,7 @@ __all__ = ["decode_problems", "invalid_decode_problems"]
 _MAX_CACHE: Final = 1 << 19
 _MAX_QUERIES: Final = 1 << 18
 _MAX_PRODUCTS: Final = 1 << 22
-_MAX_PAIRS: Final = 64
+_MAX_PAIRS: Final = 129
 _MAX_PARTIALS: Final = 1 << 20  # elements of the scratch that split-KV kernels take for their partial outputs
 
 _MAX_DRAWN_REQUESTS: Final = 5

@@ -24,9 +24,10 @@ def _around(unit: Unit, times: int) -> tuple[Length, ...]:
     return (Length(unit, times), Length(unit, times, 1), Length(unit, times, -1))
 
 
-# Plain numbers of keys first: a failure that has nothing to do with a boundary shrinks to one of them.
+# Plain numbers of keys first: a failure that has nothing to do with a boundary shrinks to one of them. 513 is one more
+# than a capacity that kernels like.
 LENGTHS: Final[tuple[Length, ...]] = (
-    *(Length("keys", times) for times in (1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 65, 129)),
+    *(Length("keys", times) for times in (1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 65, 129, 513, 513)),
     *(length for times in (1, 1, 2, 3, 4) for length in _around("pages", times)),
     *(length for times in (1, 2, 3) for length in _around("splits", times)),
     *_around("pages in every split", 1),

@@ -49,7 +49,8 @@ VALUE: Final = _menu({1: 3, 2: 3, 3: 3, 4: 2, 5: 2, 8: 2}, rare=(6, 7, 9, *_TILE
 # The rope half shrinks to nothing at all: 0 is its plainest size.
 ROPE: Final = (0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 8, 15, 16, 17, 64)
 PAGE_SIZES: Final = _menu({1: 4, 2: 2, 3: 2, 4: 2, 16: 3, 64: 3}, rare=(5, 7, 8, 12, 17, 24, 32, 33, 48, 63))
-SPLITS: Final = _menu({1: 4, 2: 4, 3: 3, 4: 2, 8: 2}, rare=(5, 7, 16, 33))
+# 129 is more than a signed byte holds; one request alone gets as many.
+SPLITS: Final = _menu({1: 4, 2: 4, 3: 3, 4: 2, 8: 2, 129: 2}, rare=(5, 7, 16, 33))
 QUERY_ROWS: Final = _menu({1: 9, 2: 3, 4: 2}, rare=(3, 5, 7, 8))
 SEEDS: Final = range(1024)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from hypothesis import Phase
@@ -12,15 +13,17 @@ from hypothesis import Phase
 from mla_verify.check import Aim, check
 from mla_verify.contracts import contract_named
 from mla_verify.devices import one_thread_for_good
-from mla_verify.drawing import TimeUp, drawn_into
+from mla_verify.drawing import drawn_into
 from mla_verify.faults.corpus import faults, kernel_named
 from mla_verify.faults.fault import Fault, kernel_of
 from mla_verify.interpreting import interpret_on
+from mla_verify.kernel import Kernel, limits_of
 from mla_verify.loading import open_bench
 from mla_verify.parts import PARTS, WHOLE, without
 from mla_verify.scoreboard.methods import METHODS, Method, complaint, fixed_problems
 from mla_verify.within import why_outside
 from sanitizer.sandbox import Death, Sandbox
+from strategies.limits import Limits
 from strategies.serial import problem_from_json, problem_to_json
 
 __all__ = ["COLUMNS", "SUITE", "Cell", "Job", "run_job", "serve"]
@@ -116,39 +119,48 @@ def _by_the_suite(job: Job, fault: Fault | None) -> Cell:
 def _by_others(job: Job) -> Cell:
     """Another method, until its first complaint that it does not raise about a right kernel at the same problem too.
 
-    The kernel runs in a worker, for some die; a death is a complaint like any other.
+    The kernel runs in a worker, for some die; a death is a complaint like any other. Of a right kernel every complaint
+    is counted.
     """
     kernel, method = kernel_named(job.kernel), _method(job.column)
-    contract = contract_named(kernel.contract)
-    seen: dict[str, Any] = {"examples": 0, "false_alarms": 0}
+    problems = fixed_problems(kernel) if method.fixed else _drawn(kernel, job.examples, job.seed)
     started = time.perf_counter()
+    arguments = {"kernel": job.kernel, "column": job.column, "control": job.control}
+    with Sandbox(_SERVICE, arguments, preload=_PRELOAD) as sandbox:
+        answer = sandbox.request({"problems": [problem_to_json(one) for one in problems]}, timeout=_SECONDS)
+        if isinstance(answer, Death):
+            answer = _died_at(sandbox, problems)
+    where = "" if answer["found_after"] is None else problems[answer["found_after"] - 1]
+    text = contract_named(kernel.contract).describe(where) if where else ""
+    seconds = time.perf_counter() - started
+    return Cell(kernel=job.kernel, column=job.column, problem=text, seconds=seconds, **answer)
 
-    def one_problem(problem: Any) -> None:
-        seen["examples"] += 1
-        answer = sandbox.request({"problem": problem_to_json(problem)}, timeout=_SECONDS)
-        wrong, unjust = (answer.how, False) if isinstance(answer, Death) else (answer["complaint"], answer["unjust"])
-        seen["false_alarms"] += bool(wrong) and (unjust or job.control)
-        if not wrong or unjust or job.control:
-            return
-        seen.update(
-            found_after=seen["examples"],
-            complaint=wrong,
-            problem=contract.describe(problem),
-            seconds=time.perf_counter() - started,
-        )
-        raise TimeUp
 
-    with Sandbox(_SERVICE, {"kernel": job.kernel, "column": job.column}, preload=_PRELOAD) as sandbox:
-        try:
-            if method.fixed:
-                for problem in fixed_problems(kernel):
-                    one_problem(problem)
-            else:
-                problems, phases = contract.problems(kernel), (Phase.generate,)
-                drawn_into(one_problem, problems, examples=job.examples, seed=job.seed, phases=phases)()
-        except TimeUp:
-            pass
-    return Cell(kernel=job.kernel, column=job.column, **seen)
+def _died_at(sandbox: Sandbox, problems: Sequence[Any]) -> dict[str, Any]:
+    """The same once more, one problem at a time: at which one the worker dies."""
+    for number, problem in enumerate(problems, start=1):
+        answer = sandbox.request({"problems": [problem_to_json(problem)]}, timeout=_SECONDS)
+        if isinstance(answer, Death):
+            return {"examples": number, "found_after": number, "complaint": answer.how}
+    raise RuntimeError("a worker died once, and not when it was given the same problems again")
+
+
+@lru_cache(maxsize=8)
+def _drawn_within(contract: str, limits: Limits, examples: int, seed: int) -> tuple[Any, ...]:
+    """The first problems that a check with this seed draws."""
+    problems: list[Any] = []
+
+    def remember(problem: Any) -> None:
+        problems.append(problem)
+
+    kernel = Kernel(name="none", contract=contract, load=lambda: remember, limits=limits)
+    strategy, phases = contract_named(contract).problems(kernel), (Phase.generate,)
+    drawn_into(remember, strategy, examples=examples, seed=seed, phases=phases)()
+    return tuple(problems)
+
+
+def _drawn(kernel: Kernel, examples: int, seed: int) -> Sequence[Any]:
+    return _drawn_within(kernel.contract, limits_of(kernel), examples, seed)
 
 
 def _method(name: str) -> Method:
@@ -163,9 +175,17 @@ def serve(arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
     bench, right = open_bench(kernel), open_bench(kernel_named(_RIGHT[kernel.contract]))
 
     def handle(request: Mapping[str, Any]) -> dict[str, Any]:
-        problem = problem_from_json(request["problem"])
-        wrong = complaint(method, problem, bench)
-        unjust = bool(wrong) and not why_outside(problem, right.kernel) and bool(complaint(method, problem, right))
-        return {"complaint": wrong, "unjust": unjust}
+        false_alarms = 0
+        for number, data in enumerate(request["problems"], start=1):
+            problem = problem_from_json(data)
+            wrong = complaint(method, problem, bench)
+            if wrong and arguments["control"]:
+                false_alarms += 1
+            elif wrong:
+                if why_outside(problem, right.kernel) or not complaint(method, problem, right):
+                    found = {"found_after": number, "complaint": wrong}
+                    return {"examples": number, "false_alarms": false_alarms, **found}
+                false_alarms += 1
+        return {"examples": len(request["problems"]), "false_alarms": false_alarms, "found_after": None}
 
     return handle

@@ -57,7 +57,7 @@ METHODS: Final = (
     ),
     Method(
         "out= check",
-        "as torch's OpInfo tests do: outputs full of a large number, contiguous and with gaps; address and strides kept",
+        "as torch's OpInfo tests do: outputs hold a large number, with and without gaps; address and strides kept",
         outputs=3e4,
         strided=True,
     ),
@@ -170,9 +170,7 @@ def _rules(placement: Placement, names: list[str]) -> dict[str, Tensor | None]:
     return {plan.name: plan.rules for plan in placement.tensors if plan.name in names}
 
 
-def _mismatch(
-    outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], rules: Mapping[str, Tensor | None]
-) -> str:
+def _mismatch(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], rules: Mapping[str, Tensor | None]) -> str:
     """The first output that is not close to what was expected, where anything was."""
     for name, output in outputs.items():
         wanted, rule = expected[name], rules.get(name)
@@ -185,5 +183,3 @@ def _mismatch(
         except AssertionError as error:
             return f"{name}: {str(error).splitlines()[0]}"
     return ""
-
-

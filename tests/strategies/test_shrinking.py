@@ -94,7 +94,7 @@ DECODE: Final[dict[str, Failure]] = {
         DecodeProblem(page_pad=1, num_kv_splits=2),
     ),
     "ragged requests": (
-        lambda problem: len(set(problem.kv_lens)) > 1 and 0 not in problem.kv_lens,
+        lambda problem: len(set(problem.kv_lens)) > 1 and 0 < problem.kv_lens[0] == min(problem.kv_lens),
         DecodeProblem(kv_lens=(1, 2), q_lens=(1, 1)),
     ),
     "no request": (lambda problem: not problem.kv_lens, DecodeProblem(kv_lens=(), q_lens=())),
