@@ -51,6 +51,7 @@ _KERNELS: dict[str, Kernel] = {}
 _OF_CALLABLE: dict[int, Kernel] = {}  # id of a decorated callable → its registration
 _SHIPPED: Final = (
     "mla_verify.kernels.aiter_persistent",
+    "mla_verify.kernels.aiter_quantised_registered",
     "mla_verify.kernels.aiter_registered",
     "mla_verify.kernels.flashinfer_paged",
     "mla_verify.kernels.flashmla_dense",
@@ -58,6 +59,7 @@ _SHIPPED: Final = (
     "mla_verify.kernels.sglang_triton",
     "mla_verify.kernels.triton_registered",
     "mla_verify.kernels.vllm_adapters",
+    "mla_verify.kernels.vllm_quantised",
     "mla_verify.kernels.vllm_triton",
 )
 _REGISTRATION_FIELDS: Final = frozenset(field.name for field in fields(Kernel)) - {

@@ -22,6 +22,7 @@ __all__ = [
     "load_rope_decode",
     "load_rotating_rope_decode",
     "load_triton_mla_decode",
+    "triton_part",
 ]
 
 MODELLED: Final = torch.version.hip is None
@@ -90,7 +91,7 @@ def load_mla_decode_zeros() -> Callable[..., None]:
 
 def load_triton_mla_decode() -> Callable[..., None]:
     """`aiter.ops.triton.attention.mla.mla_decode_fwd`, which takes a table and lengths."""
-    module = _triton_part("attention.mla")
+    module = triton_part("attention.mla")
     if MODELLED:
         module.get_num_sms = lambda: 4  # few compute units, few programs: how many splits it makes depends on them
     forward = member(module, "mla_decode_fwd", what=_WHAT)
@@ -140,7 +141,7 @@ def load_rotating_rope_decode() -> Callable[..., None]:
 
 
 def _rope_decode(*, rotating: bool) -> Callable[..., None]:
-    forward = member(_triton_part("attention.mla_decode_rope"), "decode_attention_fwd_grouped_rope", what=_WHAT)
+    forward = member(triton_part("attention.mla_decode_rope"), "decode_attention_fwd_grouped_rope", what=_WHAT)
 
     def aiter_rope_decode(
         *,
@@ -244,8 +245,11 @@ def _most_splits(*_: Any) -> int:
     return 16
 
 
-def _triton_part(name: str) -> Any:
-    """A module of AITER's Triton half. Without ROCm it is told that it may do without the rest, and on which chip."""
+def triton_part(name: str) -> Any:
+    """`aiter.ops.triton.` and this name. Without ROCm AITER is told that it may do without the rest, and on which chip.
+
+    Raises Unavailable without AITER, or where Triton has neither a GPU of AMD's nor its interpreter to run on.
+    """
     triton_here(_WHAT)
     find_source("aiter", "mla.py")
     module = f"aiter.ops.triton.{name}"

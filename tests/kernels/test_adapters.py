@@ -14,7 +14,7 @@ from mla_verify.kernels import foreign, sglang_triton
 from mla_verify.loading import open_bench
 from mla_verify.registry import registered, resolve
 
-_ADAPTED: Final = ("aiter_", "flashinfer_", "flashmla_", "sglang_", "vllm_triton")
+_ADAPTED: Final = ("aiter_", "flashinfer_", "flashmla_", "sglang_", "vllm_triton", "vllm_v_up_proj_")
 _PACKAGES: Final = {"aiter": "aiter", "flashinfer": "flashinfer", "flashmla": "flash_mla"}
 _GPU_ONLY: Final = (
     "aiter_mla_decode_persistent",
