@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ def _adapted(new: _New) -> Callable[..., None]:
         page_size: int,
         sm_scale: float,
         num_kv_splits: int,
+        kv_scale: Tensor | None,  # float32 [1] where the cache holds codes
         **_: object,
     ) -> None:
         batch, heads, latent = seq_lens.shape[0], o.shape[1], o.shape[2]
@@ -82,6 +84,8 @@ def _adapted(new: _New) -> Callable[..., None]:
             num_kv_splits,
             sm_scale,
             page_size,
+            k_scale=kv_scale,
+            v_scale=kv_scale,
             is_mla=True,
         )
 
@@ -145,6 +149,16 @@ _LIMITS: Final = DecodeLimits(
 )
 # On CUDA tl.dot multiplies float32 as TF32 unless it is told otherwise, and it is not.
 _ARITHMETIC: Final = Arithmetic(multiply="tf32")
+# What vLLM's own backend allows it: a cache of codes under a query of 16 or 32 bits. Codes times their scale are
+# kept in the query's dtype.
+_CODES: Final = replace(_LIMITS, kv_formats=("e4m3fn",))
+_CODES_ARITHMETIC: Final = replace(_ARITHMETIC, dequantise="input dtype")
+_CONSUMED: Final = KnownDeviation(
+    clause="independence",
+    problems=_sees_no_key,
+    reason="the NaN of a request without keys becomes the largest magnitude of the whole output, and so of every row",
+    issue="vllm-project/vllm#57094",
+)
 # Strides of rows and heads are taken; within a row the kernel assumes 1.
 _PRECONDITIONS: Final = ("contiguous_q", "contiguous_o", "contiguous_lse")
 
@@ -171,6 +185,41 @@ VLLM_TRITON_KERNELS: Final = (
         preconditions=_PRECONDITIONS,
         known_deviations=(_EMPTY_ROWS, _NARROW_SCORES),
         triton=True,
+    ),
+    Kernel(
+        name="vllm_triton_decode_fp8",
+        contract="decode",
+        load=load_vllm_triton_decode,
+        summary="vLLM decode_attention_fwd on a cache of e4m3fn codes, scratch from torch.empty",
+        limits=_CODES,
+        arithmetic=_CODES_ARITHMETIC,
+        preconditions=_PRECONDITIONS,
+        known_deviations=(_EMPTY_ROWS, _NARROW_SCORES),
+        triton=True,
+        baseline="vllm_triton_decode_fp8_zeros",
+    ),
+    Kernel(
+        name="vllm_triton_decode_fp8_zeros",
+        contract="decode",
+        load=load_vllm_triton_decode_zeros,
+        summary="the same from torch.zeros, copied into o and lse",
+        limits=_CODES,
+        arithmetic=_CODES_ARITHMETIC,
+        preconditions=_PRECONDITIONS,
+        known_deviations=(_EMPTY_ROWS, _NARROW_SCORES),
+        triton=True,
+    ),
+    Kernel(
+        name="vllm_triton_decode_consumed",
+        contract="decode",
+        load=load_vllm_triton_decode,
+        summary='the claim "a padded batch may be quantised whole", its padding being requests without keys',
+        limits=replace(_LIMITS, padding_rows=False),
+        arithmetic=_ARITHMETIC,
+        preconditions=_PRECONDITIONS,
+        known_deviations=(_EMPTY_ROWS, _NARROW_SCORES, _CONSUMED),
+        triton=True,
+        consumers=("per_tensor_fp8",),
     ),
 )
 

@@ -1,7 +1,8 @@
 """Right decode kernels of different makes, and a run of many problems in which none of them may be blamed.
 
 `python -m tests.contracts.no_false_alarm_decode 2000` draws 2,000 problems for each kernel and prints what the judge
-said. The tests beside it run a few.
+said; `… 2000 0 e4m3fn` draws them with seed 0, the cache and half of the queries in that format. The tests beside it
+run a few.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sanitizer.secrets import Secret
 from strategies.limits import DecodeLimits
 from strategies.problems import DecodeProblem
 
-__all__ = ["RIGHT", "Call", "kernel_of", "run"]
+__all__ = ["RIGHT", "Call", "fuzz", "kernel_of", "on_codes", "run"]
 
 Call = Callable[..., Any]
 
@@ -47,8 +48,17 @@ class Lanes:
     hidden: Tensor  # bool [q_len, 1, kv_len]
 
 
-def requests(q: Tensor, kv_buffer: Tensor, qo_indptr: Tensor, block_table: Tensor, seq_lens: Tensor) -> Iterator[Lanes]:
-    """Read each request's keys through the block table."""
+def requests(
+    q: Tensor,
+    kv_buffer: Tensor,
+    qo_indptr: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    q_scale: Tensor | None = None,
+    kv_scale: Tensor | None = None,
+    **_: Any,
+) -> Iterator[Lanes]:
+    """Read each request's keys through the block table, and dequantise what is quantised."""
     page_size, width = kv_buffer.shape[1], kv_buffer.shape[3]
     starts = qo_indptr.tolist()
     for request, kv_len in enumerate(seq_lens.tolist()):
@@ -57,7 +67,13 @@ def requests(q: Tensor, kv_buffer: Tensor, qo_indptr: Tensor, block_table: Tenso
         keys = kv_buffer[pages].reshape(len(pages) * page_size, width)[:kv_len].float()
         q_len = rows.stop - rows.start
         last_seen = kv_len - q_len + torch.arange(q_len).view(-1, 1, 1)
-        yield Lanes(rows, q[rows].float(), keys, torch.arange(kv_len) > last_seen)
+        hidden = torch.arange(kv_len) > last_seen
+        yield Lanes(
+            rows,
+            q[rows].float() if q_scale is None else q[rows].float() * q_scale,
+            keys if kv_scale is None else keys * kv_scale,
+            hidden,
+        )
 
 
 def softmax_sum(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,18 +94,13 @@ def store(lanes: Lanes, o: Tensor, lse: Tensor | None, result: Tensor, total: Te
 
 
 def one_pass(
-    q: Tensor,
-    kv_buffer: Tensor,
     o: Tensor,
     lse: Tensor | None,
-    qo_indptr: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
     sm_scale: float,
-    **_: Any,
+    **inputs: Any,
 ) -> None:
     """Everything in float32, one softmax, one final division."""
-    for lanes in requests(q, kv_buffer, qo_indptr, block_table, seq_lens):
+    for lanes in requests(**inputs):
         scores = (lanes.q @ lanes.keys.T * sm_scale).masked_fill(lanes.hidden, -torch.inf)
         weights, total, peak = softmax_sum(scores)
         result = weights @ lanes.keys[:, : o.shape[2]] / total.clamp(min=1e-30)
@@ -97,38 +108,28 @@ def one_pass(
 
 
 def rounded_probabilities(
-    q: Tensor,
-    kv_buffer: Tensor,
     o: Tensor,
     lse: Tensor | None,
-    qo_indptr: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
     sm_scale: float,
-    **_: Any,
+    **inputs: Any,
 ) -> None:
-    """Normalised probabilities, rounded to the input's dtype before the second product."""
-    for lanes in requests(q, kv_buffer, qo_indptr, block_table, seq_lens):
+    """Normalised probabilities, rounded to the dtype of o before the second product."""
+    for lanes in requests(**inputs):
         scores = torch.einsum("rhd,kd->rhk", lanes.q, lanes.keys).mul(sm_scale)
         weights, total, peak = softmax_sum(scores.masked_fill(lanes.hidden, -torch.inf))
-        probabilities = (weights / total.clamp(min=1e-30)).to(q.dtype).float()
+        probabilities = (weights / total.clamp(min=1e-30)).to(o.dtype).float()
         result = torch.einsum("rhk,kl->rhl", probabilities, lanes.keys[:, : o.shape[2]])
         store(lanes, o, lse, result, total, peak)
 
 
 def running(
-    q: Tensor,
-    kv_buffer: Tensor,
     o: Tensor,
     lse: Tensor | None,
-    qo_indptr: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
     sm_scale: float,
-    **_: Any,
+    **inputs: Any,
 ) -> None:
-    """A running maximum and sum over tiles of keys, in powers of two, with weights rounded to the input's dtype."""
-    for lanes in requests(q, kv_buffer, qo_indptr, block_table, seq_lens):
+    """A running maximum and sum over tiles of keys, in powers of two, with weights rounded to the dtype of o."""
+    for lanes in requests(**inputs):
         shape = (*lanes.q.shape[:2], 1)
         peak, total = torch.full(shape, -torch.inf), torch.zeros(shape)
         result = torch.zeros(*shape[:2], o.shape[2])
@@ -141,24 +142,19 @@ def running(
             weights, rescale = torch.exp2(scores - base), torch.exp2(peak - base)
             total = total * rescale + weights.sum(-1, keepdim=True)
             values = lanes.keys[part, : o.shape[2]]
-            result = result * rescale + weights.to(q.dtype).float() @ values
+            result = result * rescale + weights.to(o.dtype).float() @ values
             peak = higher
         store(lanes, o, lse, result / total.clamp(min=1e-30), total, peak / _LOG2E)
 
 
 def by_lse(
-    q: Tensor,
-    kv_buffer: Tensor,
     o: Tensor,
     lse: Tensor | None,
-    qo_indptr: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
     sm_scale: float,
-    **_: Any,
+    **inputs: Any,
 ) -> None:
     """Two passes: the lse first, then exp(score − lse) as finished probabilities, without a division."""
-    for lanes in requests(q, kv_buffer, qo_indptr, block_table, seq_lens):
+    for lanes in requests(**inputs):
         scores = (lanes.q * sm_scale) @ lanes.keys.T
         scores = scores.masked_fill(lanes.hidden, -torch.inf)
         of_lanes = torch.logsumexp(scores, -1, keepdim=True)
@@ -167,19 +163,14 @@ def by_lse(
 
 
 def rounded_partials(
-    q: Tensor,
-    kv_buffer: Tensor,
     o: Tensor,
     lse: Tensor | None,
-    qo_indptr: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
     sm_scale: float,
     num_kv_splits: int,
-    **_: Any,
+    **inputs: Any,
 ) -> None:
     """Split-KV whose partial results are kept in the output's dtype."""
-    for lanes in requests(q, kv_buffer, qo_indptr, block_table, seq_lens):
+    for lanes in requests(**inputs):
         kv_len, step = lanes.keys.shape[0], max(1, -(-lanes.keys.shape[0] // num_kv_splits))
         parts: list[Tensor] = []
         shares: list[Tensor] = []
@@ -196,18 +187,13 @@ def rounded_partials(
 
 
 def tf32(
-    q: Tensor,
-    kv_buffer: Tensor,
     o: Tensor,
     lse: Tensor | None,
-    qo_indptr: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
     sm_scale: float,
-    **_: Any,
+    **inputs: Any,
 ) -> None:
     """Factors of both products cut to tf32's ten bits."""
-    for lanes in requests(q, kv_buffer, qo_indptr, block_table, seq_lens):
+    for lanes in requests(**inputs):
         scores = _cut(lanes.q) @ _cut(lanes.keys).T * sm_scale
         weights, total, peak = softmax_sum(scores.masked_fill(lanes.hidden, -torch.inf))
         result = _cut(weights) @ _cut(lanes.keys[:, : o.shape[2]]) / total.clamp(min=1e-30)
@@ -215,28 +201,23 @@ def tf32(
 
 
 def flash(
-    q: Tensor,
-    kv_buffer: Tensor,
     o: Tensor,
-    qo_indptr: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
     sm_scale: float,
-    **_: Any,
+    **inputs: Any,
 ) -> None:
     """torch's scaled_dot_product_attention, which has an lse of its own but does not return it."""
-    for lanes in requests(q, kv_buffer, qo_indptr, block_table, seq_lens):
+    for lanes in requests(**inputs):
         o[lanes.rows] = 0
         seeing = slice(max(0, lanes.q.shape[0] - lanes.keys.shape[0]), None)
         if lanes.keys.shape[0] == 0 or lanes.q[seeing].numel() == 0:
             continue
-        keys = lanes.keys.to(q.dtype)[None, None]
+        keys = lanes.keys.to(o.dtype)[None, None]
         # Contiguous, for torch gives the result the strides of the queries, overlapping ones included.
-        queries = lanes.q[seeing].to(q.dtype).transpose(0, 1)[:, None].contiguous()  # [heads, 1, rows, width]
+        queries = lanes.q[seeing].to(o.dtype).transpose(0, 1)[:, None].contiguous()  # [heads, 1, rows, width]
         mask = torch.zeros(lanes.hidden[seeing].shape).masked_fill(lanes.hidden[seeing], -torch.inf)
         keys = keys.expand(queries.shape[0], 1, -1, -1)
         result = torch.nn.functional.scaled_dot_product_attention(
-            queries, keys, keys, attn_mask=mask.squeeze(1)[None, None].to(q.dtype), scale=sm_scale
+            queries, keys, keys, attn_mask=mask.squeeze(1)[None, None].to(o.dtype), scale=sm_scale
         )
         o[lanes.rows][seeing] = result[:, 0, :, : o.shape[2]].transpose(0, 1)
 
@@ -259,11 +240,19 @@ RIGHT: Final[tuple[Kernel, ...]] = (
     kernel_of(by_lse, arithmetic=Arithmetic(probabilities="fp32")),
     kernel_of(rounded_partials, arithmetic=Arithmetic(probabilities="fp32", partials="output dtype")),
     kernel_of(tf32, arithmetic=replace(_DIVIDES, multiply="tf32")),
-    kernel_of(flash, arithmetic=Arithmetic(subnormals="flushed"), limits=DecodeLimits(lse="never")),
+    kernel_of(
+        flash, arithmetic=Arithmetic(subnormals="flushed", dequantise="input dtype"), limits=DecodeLimits(lse="never")
+    ),
     kernel_of(decode_split_kv_empty, arithmetic=_DIVIDES),
     kernel_of(decode_split_kv_zeros, arithmetic=_DIVIDES),
 )
 """Every kernel with an arithmetic of its own, declared as it is."""
+
+
+def on_codes(kernel: Kernel, fmt: str) -> Kernel:
+    """The same kernel on caches, and half of the time on queries, in an fp8 format."""
+    limits = kernel.limits if isinstance(kernel.limits, DecodeLimits) else DecodeLimits()
+    return replace(kernel, limits=replace(limits, kv_formats=(fmt,), quantised_q="optional"))
 
 
 def run(problem: DecodeProblem, kernel: Kernel, arena: Arena, *, secret: Secret = Secret.A) -> Judgement:
@@ -303,14 +292,14 @@ def fuzz(kernel: Kernel, arena: Arena, *, examples: int, seed: int) -> list[Judg
     return seen
 
 
-def main(examples: int, seed: int) -> int:
+def main(examples: int = 500, seed: int = 0, fmt: str = "plain") -> int:
     """Fuzz every right kernel; how many of them were blamed."""
     torch.set_num_threads(1)
     arena = Arena("cpu")
     blamed = 0
     for kernel in RIGHT:
         try:
-            seen = fuzz(kernel, arena, examples=examples, seed=seed)
+            seen = fuzz(on_codes(kernel, fmt), arena, examples=examples, seed=seed)
         except AssertionError as alarm:
             blamed += 1
             print(f"FALSE ALARM {alarm}", flush=True)
@@ -325,5 +314,5 @@ def main(examples: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    arguments = [int(argument) for argument in sys.argv[1:3]]
-    sys.exit(main(*(arguments + [500, 0][len(arguments) :])) != 0)
+    numbers = [int(argument) for argument in sys.argv[1:3]]
+    sys.exit(main(*numbers, *sys.argv[3:4]) != 0)

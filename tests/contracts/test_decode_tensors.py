@@ -101,10 +101,17 @@ def test_the_plain_arguments_follow_from_the_problem() -> None:
         "max_seqlen_q": 3,
         "sm_scale": 0.125,
         "num_kv_splits": 4,
+        "q_scale": None,
+        "kv_scale": None,
     }
     placement, plans = placed(replace(PROBLEM, with_lse=False))
     assert placement.arguments["lse"] is None
     assert "lse" not in plans
+    assert set(ARGUMENTS["decode"]) == set(plans) | set(placement.arguments)
+    placement, plans = placed(replace(PROBLEM, q_format="e5m2", kv_format="e5m2", kv_scale="0.75"))
+    assert given_tensor(plans["kv_scale"].values).tolist() == [0.75]
+    assert (plans["kv_scale"].dtype, plans["q_scale"].shape) == (torch.float32, (1,))
+    assert not {"q_scale", "kv_scale"} & set(placement.arguments)
     assert set(ARGUMENTS["decode"]) == set(plans) | set(placement.arguments)
 
 
