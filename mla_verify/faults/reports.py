@@ -90,6 +90,7 @@ REPORTS: Final[dict[str, PublicReport]] = {
     "B083": PublicReport("flashinfer-ai/flashinfer", (3957,), "df"),
     "B084": PublicReport("pegainfer-project/pegainfer", (291,), "d"),
     "B085": PublicReport("vllm-project/vllm", (20301, 25490, 27128), "df"),
+    "B086": PublicReport("vllm-project/FlashMLA", (3,), "df"),
     "B087": PublicReport("pytorch/pytorch", (197636,), "dh"),
     "B088": PublicReport("microsoft/onnxruntime", (32391,), "d"),
     "B089": PublicReport("pytorch/pytorch", (87551,), "eh"),
