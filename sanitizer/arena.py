@@ -176,6 +176,13 @@ class Arena:
         for name, storage in self._owners.items():
             storage.copy_(self._slot(name))
 
+    def blank(self) -> None:
+        """Zero everything, inputs too, until the next `poison` lays all of it: what comes before that finds nothing."""
+        self._arena.data[: self._size].zero_()
+        for storage in self._owners.values():
+            storage.zero_()
+        self._row, self._clean = None, False
+
     def tensors(self) -> dict[str, Tensor]:
         """Fresh tensor objects, at the same addresses on every call since `load`."""
         made: dict[str, Tensor] = {}

@@ -12,19 +12,20 @@ What cannot be captured raises while it is being captured. That breaks no clause
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from sanitizer.arena import Arena
+from sanitizer.bare_runs import BareRuns, Seen, elements_with
 from sanitizer.fatal import exception_words, fatal_words
 from sanitizer.finding import Finding
 from sanitizer.indices import describe_mask
 from sanitizer.plan import Element, Fills, TensorPlan
 from sanitizer.running import Call
-from sanitizer.secrets import Secret, carrier_view, fill_with_secret
+from sanitizer.secrets import Secret, fill_with_secret
 from sanitizer.stopwatch import synchronise
 
 __all__ = ["FROM_A_GRAPH", "Capture", "GraphAudit", "GraphBackend", "Inputs", "audit_graphs"]
@@ -84,82 +85,34 @@ class GraphAudit:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
-    """The outputs after one call or replay, as carrier words, and what they would be if nobody had written them."""
-
-    bits: dict[str, Tensor]
-    secret: dict[str, Tensor]
-
-
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One audit: where everything lies, and how the kernel is called."""
+    """One audit: the kernel's calls, and what captures them."""
 
-    call: Call
-    arena: Arena
+    runs: BareRuns
     backend: GraphBackend
-    workspaces: Callable[[], Sequence[Tensor]]
-    zeroed_workspace: bool
-    returned: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     replays: int = 0
 
-    def load(self, inputs: Inputs) -> None:
-        self.arena.load(inputs.plans)
+    def capture(self) -> tuple[Capture, Mapping[str, Tensor]]:
+        """A graph of one call, and the outputs that belong to it."""
+        tensors = self.runs.lay(Secret.A)
+        graph = self.backend.capture(lambda: self.runs.launch(tensors))
+        return graph, self.runs.returned
 
-    def lay(self, secret: Secret) -> dict[str, Tensor]:
-        """Everything as it must be before a call under `secret`; the tensors to call it with."""
-        self.arena.poison(secret)
-        self.arena.kept.restore(secret)
-        fill = 0 if self.zeroed_workspace else secret.fill(_POOL_FILLS)
-        for workspace in self.workspaces():
-            fill_with_secret(workspace, fill)
-        return self.arena.tensors()
-
-    def eager(self, secret: Secret) -> _Seen:
-        tensors = self.lay(secret)
-        with torch.no_grad():
-            returned = self.call(dict(tensors)) or {}
-        synchronise(self.arena.device)
-        seen = self._look(returned)
-        self.arena.stray()  # what it damages is the eager audit's to say; here it is only mended
-        return seen
-
-    def capture(self) -> Capture:
-        tensors = self.lay(Secret.A)
-
-        def call() -> None:
-            self.returned = self.call(dict(tensors)) or {}
-
-        with torch.no_grad():
-            return self.backend.capture(call)
-
-    def replay(self, graph: Capture, secret: Secret) -> tuple[_Seen, list[Finding]]:
-        self.lay(secret)
+    def replay(self, graph: Capture, returned: Mapping[str, Tensor], secret: Secret) -> tuple[Seen, list[Finding]]:
+        """What one replay gives, and what it damages."""
+        device = self.runs.arena.device
+        self.runs.lay(secret)
         for memory in self.backend.pool():
             # Whatever type the kernel sees there: a NaN of 4 bytes is one for each narrower float too, or large.
             whole = memory[: memory.numel() // 4 * 4].view(torch.float32)
             fill_with_secret(whole, secret.fill(_POOL_FILLS))
-        synchronise(self.arena.device)
+        synchronise(device)
         graph.replay()
-        synchronise(self.arena.device)
+        synchronise(device)
         self.replays += 1
-        seen = self._look(self.returned)
-        return seen, self.arena.stray()
-
-    def _look(self, returned: Mapping[str, Tensor]) -> _Seen:
-        bits: dict[str, Tensor] = {}
-        secret: dict[str, Tensor] = {}
-        for plan in self.arena.plans:
-            if plan.role != "output":
-                continue
-            own = returned.get(plan.name)
-            if own is not None and not self.arena.same_place(plan.name, own):
-                bits[plan.name] = carrier_view(own).clone(memory_format=torch.contiguous_format)
-            else:
-                bits[plan.name] = self.arena.output_bits(plan.name)
-                secret[plan.name] = self.arena.secret_bits(plan.name)
-        return _Seen(bits, secret)
+        self.runs.returned = returned
+        return self.runs.look(), self.runs.arena.stray()
 
 
 def audit_graphs(
@@ -177,7 +130,7 @@ def audit_graphs(
     An eager audit without findings must have come before: it is what replays are compared with. A kernel that is not
     deterministic is held to what it writes, and where, but not to the same bits.
     """
-    session = _Session(call, arena, backend, workspaces, zeroed_workspace)
+    session = _Session(BareRuns(call, arena, workspaces, zeroed_workspace), backend)
     arena.kept.begin()
     try:
         return _audited(session, inputs, deterministic=deterministic)
@@ -189,29 +142,26 @@ def _audited(session: _Session, inputs: Sequence[Inputs], *, deterministic: bool
     eager, skipped = _eager(session, inputs, deterministic=deterministic)
     if inputs[0] not in eager:
         return GraphAudit(why_not="eager calls do not agree with each other", skipped=tuple(skipped))
-    session.load(inputs[0])
+    arena = session.runs.arena
+    arena.load(inputs[0].plans)
     try:
-        tensors = session.lay(Secret.A)
-        with torch.no_grad():
-            session.backend.warm_up(lambda: session.call(dict(tensors)))
-        graphs: list[tuple[Capture, Mapping[str, Tensor]]] = []
-        for _ in range(2):
-            graph = session.capture()
-            graphs.append((graph, session.returned))
+        tensors = session.runs.lay(Secret.A)
+        session.backend.warm_up(lambda: session.runs.launch(tensors))
+        graphs = [session.capture(), session.capture()]
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the kernel's own code and the driver's word on it
         # Ending a capture that has failed raises once more: what the kernel did comes first in the chain.
         words = exception_words(_first(error)).split("\\n")[0]
         fatal = error if fatal_words(error) else None
         return GraphAudit(why_not=f"cannot be captured: {words}", skipped=tuple(skipped), error=fatal)
-    session.arena.stray()  # the warm-up has written
+    arena.stray()  # the warm-up has written
     findings: dict[tuple[str, str], Finding] = {}
     for which in inputs:
         if which not in eager:
             continue
-        session.load(which)
-        seen: list[_Seen] = []
-        for (graph, session.returned), secret in _order(graphs, first=which is inputs[0]):
-            after, stray = session.replay(graph, secret)
+        arena.load(which.plans)
+        seen: list[Seen] = []
+        for (graph, returned), secret in _order(graphs, first=which is inputs[0]):
+            after, stray = session.replay(graph, returned, secret)
             seen.append(after)
             for finding in stray:
                 findings.setdefault((finding.clause, finding.tensor), _said(finding, which))
@@ -229,24 +179,23 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _eager(
-    session: _Session, inputs: Sequence[Inputs], *, deterministic: bool
-) -> tuple[dict[Inputs, _Seen], list[str]]:
+def _eager(session: _Session, inputs: Sequence[Inputs], *, deterministic: bool) -> tuple[dict[Inputs, Seen], list[str]]:
     """What eager calls give on each of the inputs, and the names of those on which they do not agree."""
-    eager: dict[Inputs, _Seen] = {}
+    eager: dict[Inputs, Seen] = {}
     skipped: list[str] = []
     addresses: dict[str, int] | None = None
     # The arena may move while it grows; largest first would not help, for all are of one size. So: once in vain.
+    arena = session.runs.arena
     for which in inputs:
-        session.load(which)
+        arena.load(which.plans)
     for which in inputs:
-        session.load(which)
-        here = {name: tensor.data_ptr() for name, tensor in session.arena.tensors().items()}
+        arena.load(which.plans)
+        here = {name: tensor.data_ptr() for name, tensor in arena.tensors().items()}
         if addresses is not None and here != addresses:
             raise ValueError(f"{which.name}: its tensors do not lie where the captured ones do; every plan must agree")
         addresses = here
-        first, second = session.eager(Secret.A), session.eager(Secret.B)
-        masks = _determined(which)
+        first, second = session.runs.eager(Secret.A), session.runs.eager(Secret.B)
+        masks = {plan.name: elements_with(plan, Element.DETERMINED) for plan in which.plans if plan.role == "output"}
         agree = all(torch.equal(first.bits[name][mask], second.bits[name][mask]) for name, mask in masks.items())
         if agree or not deterministic:
             eager[which] = first
@@ -267,33 +216,15 @@ def _order(
         yield one, Secret.A
 
 
-def _determined(which: Inputs) -> dict[str, Tensor]:
-    """Per output, a bool mask of the elements that are a function of the inputs."""
-    masks: dict[str, Tensor] = {}
-    for plan in which.plans:
-        if plan.role == "output":
-            masks[plan.name] = _mask(plan, (Element.DETERMINED,))
-    return masks
-
-
-def _mask(plan: TensorPlan, wanted: Sequence[Element]) -> Tensor:
-    """[shape] bool (complex128: [shape, 2], as carrier words are): elements with one of the wanted rules."""
-    if plan.rules is None:
-        mask = torch.full(plan.shape, Element.DETERMINED in wanted)
-    else:
-        mask = torch.stack([plan.rules == rule for rule in wanted]).any(0).expand(plan.shape)
-    return mask.unsqueeze(-1).expand(*plan.shape, 2) if plan.dtype == torch.complex128 else mask
-
-
-def _compared(which: Inputs, seen: Sequence[_Seen], eager: _Seen, *, deterministic: bool) -> Iterator[Finding]:
+def _compared(which: Inputs, seen: Sequence[Seen], eager: Seen, *, deterministic: bool) -> Iterator[Finding]:
     """What replays on one set of inputs did other than an eager call."""
     for plan in which.plans:
         if plan.role != "output":
             continue
         name = plan.name
         device = eager.bits[name].device
-        owed = _mask(plan, (Element.DETERMINED, Element.WRITTEN)).to(device)
-        determined = _mask(plan, (Element.DETERMINED,)).to(device)
+        owed = elements_with(plan, Element.DETERMINED, Element.WRITTEN).to(device)
+        determined = elements_with(plan, Element.DETERMINED).to(device)
         unwritten = torch.zeros_like(owed)
         if name in seen[0].secret:
             unwritten = owed & torch.stack([one.bits[name] == one.secret[name] for one in seen]).all(0)
