@@ -235,13 +235,20 @@ class _Search:
         if self.cut_short or "repeatability" in self.found or self._has_its_aim():
             return
         key = f"{self.contract.name} {self.tally.kernel.name} sequences"
+        seen_at: list[float] = []
+
+        def is_over(since: float | None) -> bool:
+            if since is not None and not seen_at:
+                seen_at.append(since)
+            return self._is_over(since is None, since or 0.0)
+
         search = SequenceSearch(
             kernel=self.tally.kernel,
             describe=self.contract.describe,
             examiner=self.examiner,
             tally=self.tally,
             ignored=frozenset(self.found),
-            is_over=lambda since: self._is_over(since is None, since or 0.0),
+            is_over=is_over,
         )
         search.run(problems, sequences, seed, database=self.database, key=key)
         self.sequences = search.sequences
@@ -256,7 +263,8 @@ class _Search:
                 if self.tally.unexcused(suspicion.problem, [finding], count=True):
                     self._keep(self._reported(finding, suspicion.problem))
         if broken is not None:
-            self._keep(self._reported(broken.finding, broken.problem, after=broken.after))
+            found = self._reported(broken.finding, broken.problem, after=broken.after)
+            self._keep(replace(found, seconds=seen_at[0] - self.began if seen_at else found.seconds))
 
     def _shows_alone(self, problem: Any, finding: Finding) -> bool:
         """Whether a new process shows a finding too. If not, the problems before this one are under suspicion.
@@ -288,6 +296,7 @@ class _Search:
             text,
             self.tally.examples,
             after=after,
+            seconds=time.perf_counter() - self.began,
         )
 
     def _round(self, problems: SearchStrategy[Any], examples: int, seed: int, *, invalid: bool) -> int | None:
