@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from mla_verify.errors import Unavailable, UsageError
 
-__all__ = ["Lowered", "Request", "lower", "lower_here", "resolve"]
+__all__ = ["Lowered", "Request", "lower", "lower_here", "resolve", "value_of"]
 
 _VARIABLE: Final = "TRITON_INTERPRET"
 _TRUE: Final = ("1", "true", "on", "yes", "y")
@@ -118,7 +118,7 @@ def _text_of(function: Any, request: Request, names: tuple[str, ...]) -> str:
     source = compiler.ASTSource(
         function,
         signature=kinds,
-        constexprs={(names.index(name),): _value(value) for name, value in request.constexprs.items()},
+        constexprs={(names.index(name),): value_of(value) for name, value in request.constexprs.items()},
     )
     backend = compiler.make_backend(target)
     options = backend.parse_options({})
@@ -141,7 +141,7 @@ def _text_of(function: Any, request: Request, names: tuple[str, ...]) -> str:
     return str(module)
 
 
-def _value(value: int | bool | str | None) -> Any:
+def value_of(value: int | bool | str | None) -> Any:
     """A constexpr: `tl.bfloat16` in a declaration is Triton's dtype."""
     if isinstance(value, str) and value.startswith("tl."):
         return getattr(importlib.import_module("triton.language"), value[3:])

@@ -45,7 +45,7 @@ class Found:
         default_factory=dict["tuple[Property, str]", "tuple[Breach, Setting]"]
     )
     launches: int = 0  # settings that keep all promises and launch at least one program
-    stored: int = 0  # elements that were stored over all of them
+    stored: dict[str, int] = field(default_factory=dict["str", "int"])  # elements, by tensor, over all of them
     lost: OutOfClass | None = None
 
 
@@ -112,8 +112,12 @@ def search(
     seed: int = 0,
     flows: Sequence[str] = (),
     stop_at: Sequence[tuple[Property, str]] = (),
+    stored: Sequence[str] = (),
 ) -> Found:
-    """Try settings, smallest first. Of two models the second reads what the first wrote of `flows`."""
+    """Try settings, smallest first. Of two models the second reads what the first wrote of `flows`.
+
+    It ends early once all of `stop_at` are broken, or once something was stored to each of `stored`.
+    """
     found = Found()
     end = time.monotonic() + seconds
     sizer = sizer_of(models)
@@ -121,29 +125,32 @@ def search(
     for setting in sizer.settings(seed):
         if time.monotonic() > end or (wanted and wanted <= set(found.breaches)):
             break
+        if stored and all(found.stored.get(tensor) for tensor in stored):
+            break
         try:
-            breaches, stored = breaches_at(models, setting, flows=flows)
+            breaches, written = breaches_at(models, setting, flows=flows)
         except TooMuch:
             continue
         except OutOfClass as lost:
             found.lost = lost
             break
         found.launches += 1
-        found.stored += stored
+        for tensor, count in written.items():
+            found.stored[tensor] = found.stored.get(tensor, 0) + count
         for breach in breaches:
             found.breaches.setdefault((breach.property, breach.tensor), (breach, setting))
     return found
 
 
-def breaches_at(models: Sequence[Model], setting: Setting, *, flows: Sequence[str] = ()) -> tuple[list[Breach], int]:
-    """What one launch breaks, and how many elements it stored. Raises TooMuch, OutOfClass."""
+def breaches_at(models: Sequence[Model], setting: Setting, *, flows: Sequence[str] = ()) -> tuple[list[Breach], dict[str, int]]:
+    """What one launch breaks, and how many elements of each tensor it stored. Raises TooMuch, OutOfClass."""
     breaches: list[Breach] = []
-    stored = 0
+    stored: dict[str, int] = {}
     traffics: list[Traffic] = []
     for model in models:
         traffic = launch_all(model, setting) or Traffic()
         traffics.append(traffic)
-        stored += sum(offsets.size for parts in traffic.stored.values() for _, offsets in parts)
+        stored.update({tensor: sum(part.size for _, part in parts) for tensor, parts in traffic.stored.items()})
         breaches += [Breach("defined", "", f"{what} ({line})") for what, line in traffic.strange[:1]]
         breaches += _tensor_breaches(model, setting, traffic)
     for tensor in flows:

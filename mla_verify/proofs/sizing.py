@@ -22,6 +22,7 @@ __all__ = ["Setting", "Sizer", "offsets_of"]
 _SMALL: Final = (1, 2, 3)
 _MOST_LISTED: Final = 4000
 _TABLE_TRIES: Final = 12
+_LONGEST: Final = (1, 2, 3, 5, 9, 17)  # entries of tables, or what lies between two offsets
 _DEFAULT_ENTRIES: Final = 16  # of a table whose length nothing declares
 
 
@@ -72,7 +73,7 @@ class Sizer:
         """Ever larger settings, without end but for repeats; the same seed gives the same ones."""
         rng = random.Random(seed)
         for scalars in self._scalars(rng):
-            yield from self.completed(scalars, rng, tries=2 if self.tables else 1)
+            yield from self.completed(scalars, rng, tries=3 if self.tables else 1)
 
     def completed(self, free: Mapping[str, int], rng: random.Random, *, tries: int) -> Iterator[Setting]:
         """Settings with these values of the free names."""
@@ -80,8 +81,8 @@ class Sizer:
             scalars = self._with_strides(dict(free), mode)
             if scalars is None:
                 continue
-            for _ in range(tries):
-                tables = self._tables(scalars, rng)
+            for number in range(tries):  # tables of zeros first, then ever other ones
+                tables = self._tables(scalars, rng, longest=0 if number == 0 else rng.choice(_LONGEST))
                 if tables is not None:
                     yield Setting(scalars, tables)
             return
@@ -123,18 +124,17 @@ class Sizer:
                 yield dict(zip(names, values, strict=True))
 
     def _with_strides(self, scalars: dict[str, int], mode: int) -> dict[str, int] | None:
-        """Scalars with what follows from them: padded strides, with gaps or without, packed, and the first axis turned."""
+        """Scalars with what follows from them: strides with gaps, padded, packed, or with the first axis inside."""
         try:
             for name, text in self.derived.items():
                 scalars[name] = self._number(text, scalars)
             for layout in self.layouts:
                 reach = (2, 1, 1, 1)[mode]
-                for axis in reversed(range(len(layout.strides))):
+                axes = range(len(layout.strides))
+                for axis in axes if mode == 3 else reversed(axes):
                     text, size = layout.strides[axis], self._number(layout.sizes[axis], scalars)
                     if text in self.strides and text not in scalars:
                         scalars[text] = reach
-                        if mode == 3 and axis == 0 and len(layout.strides) > 1:
-                            scalars[text] = -reach
                     stride = abs(self._number(text, scalars))
                     reach = max(reach, stride * max(size, 1) + (3 if mode in (0, 1) else 0))
             scalars.update({name: 1 for name in self.strides if name not in scalars})
@@ -152,11 +152,11 @@ class Sizer:
             for size in layout.sizes:
                 yield self._number(size, scalars)
 
-    def _tables(self, scalars: Mapping[str, int], rng: random.Random) -> dict[str, tuple[int, ...]] | None:
+    def _tables(self, scalars: Mapping[str, int], rng: random.Random, *, longest: int) -> dict[str, tuple[int, ...]] | None:
         if not self.tables:
             return {}
         for attempt in range(_TABLE_TRIES):
-            tables = self._drawn_tables(scalars, rng, longest=(0, 1, 2, 3, 5, 9)[min(attempt, 5)])
+            tables = self._drawn_tables(scalars, rng, longest=max(longest - attempt, min(attempt, 2)))
             if tables is not None and self.kept(Setting(scalars, tables)):
                 return {name: tuple(held) for name, held in tables.items()}
         return None
@@ -170,7 +170,7 @@ class Sizer:
                 count, total = self._number(ragged.count, scalars), self._number(ragged.total, scalars)
                 offsets = [0]
                 for _ in range(count):
-                    most = max(0, min(total - offsets[-1], max(longest, 1)))
+                    most = max(0, min(total - offsets[-1], longest))
                     offsets.append(offsets[-1] + rng.randint(0, most))
                 tables[ragged.table] = offsets
         for name in self.tables:
