@@ -232,3 +232,43 @@ def bench(
     else:
         print_bench(rows)
     raise typer.Exit(ExitCode.HOLDS)
+
+
+@app.command()
+def scoreboard(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME…", help="Only faults and right kernels with this in their name.")
+    ] = None,
+    examples: Annotated[int, typer.Option("--examples", help="Problems per fault and method at most.")] = 300,
+    control_examples: Annotated[
+        int, typer.Option("--control-examples", help="Problems for all right kernels together.")
+    ] = 20_000,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same board, seconds excepted.")] = 0,
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="How many at a time. [default: one per core]")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown, with every fault and its source.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show which seeded faults which method finds. Exit code 1: one is missed, or a right kernel is blamed."""
+    from mla_verify.scoreboard.command import scoreboard_command
+
+    if markdown and json:
+        raise UsageError("give --markdown or --json, not both")
+    for option, value, least in (("--examples", examples, 1), ("--control-examples", control_examples, 0)):
+        if value < least:
+            raise UsageError(f"{option} must be at least {least}, got {value}")
+    if processes is not None and processes < 1:
+        raise UsageError(f"--processes must be at least 1, got {processes}")
+    code = scoreboard_command(
+        names or [],
+        examples=examples,
+        control_examples=control_examples,
+        seed=seed,
+        processes=processes,
+        as_markdown=markdown,
+        as_json=json,
+    )
+    raise typer.Exit(code)

@@ -28,6 +28,7 @@ class Standing:
     title: str
     total: int | None
     until: float | None
+    unit: str = "examples"
     began: float = field(default_factory=time.monotonic)
     shares: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
@@ -57,7 +58,7 @@ class Standing:
         """All of it in one line."""
         of = "" if self.total is None else f" of {self.total}"
         rate, left = self.rate(now), self.left(now)
-        parts = [f"{self.examples}{of} examples"]
+        parts = [f"{self.examples}{of} {self.unit}"]
         parts += [] if rate is None else [f"{rate:.1f}/s"]
         parts += [f"{self.broken} finding{'s' if self.broken > 1 else ''}"] if self.broken else []
         parts += [] if left is None else [f"{_duration(left)} left"]
@@ -66,10 +67,10 @@ class Standing:
 
 @contextmanager
 def search_progress(
-    title: str, *, total: int | None, until: float | None = None, quiet: bool = False
+    title: str, *, total: int | None, until: float | None = None, quiet: bool = False, unit: str = "examples"
 ) -> Generator[Tell, None, None]:
     """A function to call with (share, examples so far, broken clauses so far), as often as one likes."""
-    standing = Standing(title, total, until)
+    standing = Standing(title, total, until, unit)
     if quiet or "PYTEST_XDIST_WORKER" in os.environ:
         yield lambda share, done, broken: None
     elif sys.stderr.isatty() and not _dumb(os.environ):
