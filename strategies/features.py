@@ -13,7 +13,7 @@ from strategies.layouts import INPUT_ONLY, Layout, LayoutKind, layout_is_packed
 from strategies.lengths import LENGTHS, keys_in
 from strategies.paging import paging_of
 from strategies.problems import DecodeProblem, UpProjectionProblem
-from strategies.vocabulary import DECODE_REGIMES, DTYPES, UP_PROJECTION_REGIMES
+from strategies.vocabulary import DECODE_FORMATS, DECODE_REGIMES, DTYPES, ROUND_SCALES, UP_PROJECTION_REGIMES
 
 __all__ = ["FEATURES", "PAIRS", "Feature"]
 
@@ -288,7 +288,29 @@ _DECODE: Final[dict[str, Feature]] = {
     **{f"regime {regime}": _equal("regime", regime) for regime in DECODE_REGIMES},
 }
 
-FEATURES: Final[dict[str, dict[str, Feature]]] = {"up-projection": _UP_PROJECTION, "decode": _DECODE}
+
+def _has_codes(problem: DecodeProblem) -> bool:
+    return problem.kv_format != "plain"
+
+
+def _has_query_codes(problem: DecodeProblem) -> bool:
+    return problem.q_format != "plain"
+
+
+# Of kernels that take caches in every format; the others see nothing of it.
+_QUANTISED_DECODE: Final[dict[str, Feature]] = {
+    **{f"cache {name}": _equal("kv_format", name) for name in DECODE_FORMATS},
+    "quantised query": _decode(_has_query_codes, given=_has_codes),
+    "scale no power of two": _decode(lambda problem: problem.kv_scale not in ("1", "0.5", "2"), given=_has_codes),
+    "scale of many bits": _decode(lambda problem: problem.kv_scale not in ROUND_SCALES, given=_has_codes),
+    "scales that differ": _decode(lambda problem: problem.q_scale != problem.kv_scale, given=_has_query_codes),
+}
+
+FEATURES: Final[dict[str, dict[str, Feature]]] = {
+    "up-projection": _UP_PROJECTION,
+    "decode": _DECODE,
+    "quantised decode": _QUANTISED_DECODE,
+}
 
 # Two things at once, which must happen often enough among all problems.
 PAIRS: Final[dict[str, dict[str, Callable[[Any], bool]]]] = {

@@ -14,7 +14,7 @@ from strategies.invalid import DECODE_INVALID
 from strategies.layouts import INPUT_ONLY, layout_is_packed
 from strategies.limits import DecodeLimits
 from strategies.problems import DecodeProblem
-from strategies.vocabulary import ITEM_BYTES
+from strategies.vocabulary import ITEM_BYTES, ROUND_SCALES
 
 Drawn = Callable[..., list[DecodeProblem]]
 NATIVE = DecodeLimits(  # what a narrow kernel leaves open
@@ -92,6 +92,21 @@ def test_most_problems_are_small_and_all_are_cheap(drawn: Drawn) -> None:
     assert spans[-1] < 32 << 20
 
 
+def test_formats_are_drawn_where_a_kernel_takes_them(drawn: Drawn) -> None:
+    """No format without the limit; a quantised query has the cache's format; scales belong to codes alone."""
+    plain = DecodeProblem()
+    for problem in drawn(decode_problems()):
+        assert (problem.q_format, problem.kv_format, problem.q_scale, problem.kv_scale) == ("plain", "plain", "1", "1")
+    limits = DecodeLimits(kv_formats=("plain", "e4m3fnuz", "e5m2"), quantised_q="always")
+    for problem in drawn(decode_problems(limits)):
+        assert problem.kv_format in limits.kv_formats
+        assert problem.q_format == problem.kv_format
+        if problem.kv_format == "plain":
+            assert (problem.q_scale, problem.kv_scale) == (plain.q_scale, plain.kv_scale)
+        if problem.regime in ("retrieval", "extreme"):
+            assert {problem.q_scale, problem.kv_scale} <= set(ROUND_SCALES)
+
+
 def test_a_model_of_128_heads_stays_cheap(drawn: Drawn) -> None:
     """Where the limits prescribe a model's sizes, lengths give way: they still cross a page."""
     limits = DecodeLimits(num_heads=(128,), kv_lora_rank=(512,), qk_rope_head_dim=(64,), page_sizes=(64,), max_batch=2)
@@ -156,6 +171,9 @@ def test_invalid_problems_keep_the_limits(drawn: Drawn) -> None:
         ({"max_num_kv_splits": 1.5}, "max_num_kv_splits=1.5"),
         ({"lse": "sometimes"}, "lse: unknown 'sometimes'"),
         ({"packed": frozenset({"x"})}, "packed: unknown 'x'"),
+        ({"kv_formats": ()}, "kv_formats"),
+        ({"kv_formats": ("fp8",)}, "kv_formats: unknown 'fp8'"),
+        ({"quantised_q": "sometimes"}, "quantised_q: unknown 'sometimes'"),
     ],
     ids=str,
 )

@@ -10,12 +10,15 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.decode import decode_problems
 from strategies.features import FEATURES, PAIRS
+from strategies.limits import DecodeLimits
 from strategies.up_projection import up_projection_problems
+from strategies.vocabulary import DECODE_FORMATS
 
 Drawn = Callable[..., "list[Any]"]
 STRATEGIES: Final[dict[str, SearchStrategy[Any]]] = {
     "up-projection": up_projection_problems(),
     "decode": decode_problems(),
+    "quantised decode": decode_problems(DecodeLimits(kv_formats=DECODE_FORMATS, quantised_q="optional")),
 }
 
 

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from strategies.decode import decode_problems, invalid_decode_problems
+from strategies.limits import DecodeLimits
 from strategies.problems import DecodeProblem, Problem, UpProjectionProblem
 from strategies.serial import ProblemError, problem_from_json, problem_to_json
 from strategies.up_projection import invalid_up_projection_problems, up_projection_problems
+from strategies.vocabulary import DECODE_FORMATS
 
 STRATEGIES = {
     "decode": decode_problems(),
+    "quantised decode": decode_problems(DecodeLimits(kv_formats=DECODE_FORMATS, quantised_q="optional")),
     "invalid decode": invalid_decode_problems(),
     "invalid up-projection": invalid_up_projection_problems(),
     "up-projection": up_projection_problems(),
@@ -27,6 +30,14 @@ def test_problems_survive_json(drawn: Callable[..., list[Problem]], name: str) -
     """Written and read again through text, a problem equals itself."""
     for problem in drawn(STRATEGIES[name], count=300):
         assert problem_from_json(json.loads(json.dumps(problem_to_json(problem)))) == problem
+
+
+def test_older_files_mean_plain_tensors() -> None:
+    """A decode problem that was saved before there were formats is read as one without any."""
+    data = problem_to_json(DecodeProblem(kv_lens=(3,), seed=7))
+    for name in ("q_format", "kv_format", "q_scale", "kv_scale"):
+        del data[name]
+    assert problem_from_json(data) == DecodeProblem(kv_lens=(3,), seed=7)
 
 
 def _without(problem: Problem, field: str) -> dict[str, Any]:
@@ -88,6 +99,10 @@ HOSTILE: dict[str, tuple[object, str]] = {
         _with(DECODE, kv_lens=[0] * 2**12, q_lens=[2**20] * 2**12, num_heads=0),
         "q_lens: 4294967296 rows or pages",
     ),
+    "two formats": (_with(DECODE, q_format="e4m3fn", kv_format="e5m2"), "q_format: got 'e4m3fn', wanted plain or"),
+    "unknown format": (_with(DECODE, kv_format="fp8"), "kv_format: got 'fp8'"),
+    "scale as a number": (_with(DECODE, kv_format="e5m2", kv_scale=0.5), "kv_scale: got 0.5"),
+    "scale of nothing": (_with(DECODE, kv_scale="0.5"), "kv_scale: got '0.5', wanted 1 where"),
     "pages without end": (
         _with(DECODE, kv_lens=[2**20] * 2, q_lens=[0, 0], kv_lora_rank=0),
         "kv_lens: 2097152 rows or pages",
