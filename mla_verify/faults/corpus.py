@@ -13,7 +13,7 @@ from mla_verify.kernel import Kernel
 __all__ = ["controls", "faults", "kernel_named"]
 
 # A module of faults has FAULTS, a tuple of `Fault`, and may have RIGHT, a tuple of `Kernel`. Add yours here.
-_MODULES: Final = ("up_projection", "decode", "calls")
+_MODULES: Final = ("up_projection", "quantised", "decode", "quantised_decode", "consumed", "calls")
 _TRITON: Final = "triton"  # interpreted where there is no GPU; left out where Triton is not installed
 
 
