@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from mla_verify.kernel import Arithmetic, Kernel, KnownDeviation
@@ -101,6 +102,14 @@ MXFP4_DECLARATIONS: Final[dict[str, Any]] = {
     ),
 }
 
+_FP4_BMM: Final = Kernel(
+    name="aiter_a16wfp4_bmm",
+    load=aiter_quantised.load_a16wfp4_bmm,
+    summary="AITER batched MXFP4 product straight into the transposed view of out",
+    baseline="aiter_a16wfp4_bmm_zeros",
+    **MXFP4_DECLARATIONS,
+)
+
 AITER_QUANTISED_KERNELS: Final = (
     Kernel(
         name="aiter_fp8_bmm",
@@ -115,28 +124,20 @@ AITER_QUANTISED_KERNELS: Final = (
         summary="the same into torch.zeros, copied",
         **FP8_DECLARATIONS,
     ),
-    Kernel(
-        name="aiter_a16wfp4_bmm",
-        load=aiter_quantised.load_a16wfp4_bmm,
-        summary="AITER batched MXFP4 product straight into the transposed view of out",
-        baseline="aiter_a16wfp4_bmm_zeros",
-        **MXFP4_DECLARATIONS,
-    ),
-    Kernel(
+    _FP4_BMM,
+    replace(
+        _FP4_BMM,
         name="aiter_a16wfp4_bmm_zeros",
         load=aiter_quantised.load_a16wfp4_bmm_zeros,
         summary="the same into torch.zeros, copied",
-        **MXFP4_DECLARATIONS,
+        baseline=None,
     ),
-    Kernel(
+    replace(
+        _FP4_BMM,
         name="aiter_a16wfp4_split_bmm",
         load=aiter_quantised.load_a16wfp4_split_bmm,
         summary="AITER batched MXFP4 product, K in four parts",
-        baseline="aiter_a16wfp4_bmm_zeros",
-        **{
-            **MXFP4_DECLARATIONS,
-            "known_deviations": (_POSITIVE_STRIDES, *_MASKS, *(_swapped(clause) for clause in _OF_SPLIT)),
-        },
+        known_deviations=(*_FP4_BMM.known_deviations, *(_swapped(clause) for clause in _OF_SPLIT)),
     ),
 )
 

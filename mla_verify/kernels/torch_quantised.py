@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from mla_verify.kernels.triton_launch import overlap, overlaps_itself
+from mla_verify.kernels.quantised_arguments import refuse_fp8, refuse_mxfp4
 
 __all__ = [
     "up_projection_fp8_copy",
@@ -25,7 +25,6 @@ _GROUP: Final = 128
 _BLOCK: Final = 32
 _SPLITS: Final = 4
 _SMALLEST_AMAX: Final = 1e-10  # keeps the scale of a group of zeros from being zero
-_CODES: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -36,14 +35,14 @@ def up_projection_fp8_split(x: Tensor, out: Tensor, w_q: Tensor, w_scale: Tensor
     w_q: fp8 [num_heads, v_head_dim, kv_lora_rank]; w_scale: float32 [1], for all of it.
     Raises ValueError for shapes, dtypes or overlapping memory that cannot be meant, having written nothing.
     """
-    _refuse_contradictions(x, out, w_q, rank=w_q.shape[-1], codes=_CODES)
+    refuse_fp8(x, out, w_q)
     partials = _partials(_rounded_to_fp8(x, w_q.dtype), w_q.to(torch.float32), _GROUP)
     torch.mul(partials.sum(0), w_scale, out=out.transpose(0, 1))
 
 
 def up_projection_fp8_copy(x: Tensor, out: Tensor, w_q: Tensor, w_scale: Tensor, **_: Any) -> None:
     """The same product into a zero-filled temporary that is copied into `out`."""
-    _refuse_contradictions(x, out, w_q, rank=w_q.shape[-1], codes=_CODES)
+    refuse_fp8(x, out, w_q)
     weight = w_q.to(torch.float32) * w_scale
     _copy_product(_rounded_to_fp8(x, w_q.dtype), weight, out)
 
@@ -56,29 +55,15 @@ def up_projection_mxfp4_split(x: Tensor, out: Tensor, w_q: Tensor, w_scale: Tens
     w_scale: uint8 [num_heads, v_head_dim, ceil(kv_lora_rank / 32)], e8m0 codes.
     Raises ValueError for shapes, dtypes or overlapping memory that cannot be meant, having written nothing.
     """
-    _refuse_contradictions(x, out, w_q, rank=2 * w_q.shape[-1], codes=(torch.uint8,))
+    refuse_mxfp4(x, out, w_q)
     partials = _partials(_rounded_to_mxfp4(x), _mxfp4_weight(w_q, w_scale), _BLOCK)
     torch.add(partials[0], partials[1:].sum(0), out=out.transpose(0, 1))
 
 
 def up_projection_mxfp4_copy(x: Tensor, out: Tensor, w_q: Tensor, w_scale: Tensor, **_: Any) -> None:
     """The same product into a zero-filled temporary that is copied into `out`."""
-    _refuse_contradictions(x, out, w_q, rank=2 * w_q.shape[-1], codes=(torch.uint8,))
+    refuse_mxfp4(x, out, w_q)
     _copy_product(_rounded_to_mxfp4(x), _mxfp4_weight(w_q, w_scale), out)
-
-
-def _refuse_contradictions(x: Tensor, out: Tensor, w_q: Tensor, *, rank: int, codes: tuple[torch.dtype, ...]) -> None:
-    tokens, heads, latent = x.shape
-    if w_q.dtype not in codes:
-        raise ValueError(f"w_q is {w_q.dtype}, wanted one of {', '.join(map(str, codes))}")
-    if w_q.shape[0] != heads or rank != latent:
-        raise ValueError(f"w_q has shape {tuple(w_q.shape)}, which does not fit x of shape {tuple(x.shape)}")
-    if tuple(out.shape) != (tokens, heads, w_q.shape[1]):
-        raise ValueError(f"out has shape {tuple(out.shape)}, wanted {(tokens, heads, w_q.shape[1])}")
-    if out.dtype != x.dtype:
-        raise ValueError(f"out is {out.dtype}, wanted {x.dtype} as x")
-    if overlap(out, x) or overlaps_itself(out):
-        raise ValueError("out overlaps x or itself: it would be overwritten while it is still read or written")
 
 
 def _partials(x: Tensor, weight: Tensor, group: int) -> Tensor:  # [splits, num_heads, num_tokens, v_head_dim] float32

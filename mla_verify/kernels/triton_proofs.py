@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from mla_verify.proofs.declaring import Each, Flow, Layout, Proof, Ragged
 
-__all__ = ["ATTEND", "FLOWS", "MERGE", "PROOFS", "UP_PROJECTION"]
+__all__ = ["ATTEND", "DECLARED", "MERGE", "MERGE_WITHOUT_LSE", "SPLITS", "UP_PROJECTION"]
 
 _JITTED: Final = "mla_verify.kernels.jitted"
 
@@ -136,7 +138,7 @@ MERGE: Final = Proof(
     kernel=f"{_JITTED}.decode:merge_kernel",
     pointers={"parts_ptr": "fp32", "part_lse_ptr": "fp32", "o_ptr": "bf16", "lse_ptr": "fp32", **_TABLES},
     configurations=tuple(
-        {"HAS_LSE": has_lse, "BLOCK_LANES": lanes, "BLOCK_LATENT": latent}
+        {"HAS_LSE": True, "BLOCK_LANES": lanes, "BLOCK_LATENT": latent}
         for has_lse, lanes, latent in (
             (True, 16, 16),
             (True, 16, 64),
@@ -173,5 +175,19 @@ MERGE: Final = Proof(
     most=_MOST,
 )
 
-PROOFS: Final = (UP_PROJECTION, ATTEND, MERGE)
-FLOWS: Final = (Flow("triton_decode", ATTEND, MERGE, ("parts_ptr", "part_lse_ptr")),)
+# Without an lse its pointer is that of `o`, and nothing may be stored through it.
+MERGE_WITHOUT_LSE: Final = replace(
+    MERGE,
+    name="triton_decode.merge (no lse)",
+    configurations=tuple({**part, "HAS_LSE": False} for part in MERGE.configurations),
+    layouts=tuple(layout for layout in MERGE.layouts if layout.tensor != "lse_ptr"),
+)
+SPLITS: Final = Flow("triton_decode.attend → merge", ATTEND, MERGE, ("parts_ptr", "part_lse_ptr"))
+
+DECLARED: Final[Mapping[str, tuple[str, ...]]] = {
+    "triton_up_projection": ("UP_PROJECTION",),
+    "triton_up_projection_copy": ("UP_PROJECTION",),
+    "triton_decode": ("ATTEND", "MERGE", "MERGE_WITHOUT_LSE", "SPLITS"),
+    "triton_decode_zeros": ("ATTEND", "MERGE", "MERGE_WITHOUT_LSE", "SPLITS"),
+}
+"""Which declarations of this module a registered kernel stands on."""

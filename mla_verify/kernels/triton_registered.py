@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from mla_verify.kernel import Arithmetic, Kernel
-from mla_verify.kernels import triton_decode, triton_up_projection
+from mla_verify.kernels import triton_decode, triton_quantised, triton_up_projection
 from mla_verify.registry import add
-from strategies.limits import DecodeLimits
+from strategies.limits import DecodeLimits, UpProjectionLimits
 
 __all__ = ["TRITON_KERNELS"]
 
@@ -38,6 +38,29 @@ def _quantised(name: str, formats: tuple[str, ...]) -> tuple[Kernel, Kernel]:
         name=f"triton_decode_{name}_zeros",
         load=lambda: triton_decode.load_triton_decode_zeros(formats),
         summary="the same from torch.zeros, copied into o and lse: the form that it replaces",
+        baseline=None,
+    )
+
+
+def _quantised_weight(name: str, weight: triton_quantised.Weight, formats: tuple[str, ...]) -> tuple[Kernel, Kernel]:
+    """Both forms of the up-projection with a weight in this format."""
+    limits = UpProjectionLimits(weight_formats=(weight,), fp8_formats=formats or ("e4m3fn",))
+    optimised = Kernel(
+        name=f"triton_up_projection_{name}",
+        contract="up-projection",
+        load=lambda: triton_quantised.load_triton_quantised(weight, formats),
+        summary=f"Triton, {name} weight, split along the rank, scratch from torch.empty, straight into out",
+        limits=limits,
+        validates=_CHECKED,
+        triton=True,
+        baseline=f"triton_up_projection_{name}_copy",
+        source_files=("mla_verify/kernels/jitted/quantised.py",),
+    )
+    return optimised, replace(
+        optimised,
+        name=f"triton_up_projection_{name}_copy",
+        load=lambda: triton_quantised.load_triton_quantised_copy(weight, formats),
+        summary="the same from zeros, copied into out: the form that it replaces",
         baseline=None,
     )
 
@@ -84,6 +107,8 @@ TRITON_KERNELS: Final = (
         source_files=("mla_verify/kernels/jitted/decode.py",),
     ),
     *(kernel for name, formats in _CODES.items() for kernel in _quantised(name, formats)),
+    *(kernel for name, formats in _CODES.items() for kernel in _quantised_weight(name, "fp8", formats)),
+    *_quantised_weight("mxfp4", "mxfp4", ()),
 )
 
 for _kernel in TRITON_KERNELS:

@@ -20,6 +20,12 @@ _EXAMPLES: Final = 6  # whole runs are `mla-verify check triton_decode --example
 # Sizes that one small launch covers: the interpreter takes milliseconds for every program.
 _LIMITS: Final = {
     "triton_up_projection": UpProjectionLimits(num_heads=(1, 3), kv_lora_rank=(1, 17, 65), v_head_dim=(1, 5)),
+    "triton_up_projection_fp8": UpProjectionLimits(
+        num_heads=(1, 2), kv_lora_rank=(1, 17, 129), v_head_dim=(1, 5), weight_formats=("fp8",)
+    ),
+    "triton_up_projection_mxfp4": UpProjectionLimits(
+        num_heads=(1, 2), kv_lora_rank=(2, 34, 64), v_head_dim=(1, 5), weight_formats=("mxfp4",)
+    ),
     "triton_decode": DecodeLimits(
         num_heads=(1, 3), kv_lora_rank=(1, 17), qk_rope_head_dim=(0, 2), max_num_kv_splits=3, max_batch=2, max_kv_len=9
     ),
