@@ -272,3 +272,37 @@ def scoreboard(
         as_json=json,
     )
     raise typer.Exit(code)
+
+
+@app.command()
+def prove(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TARGET…", help="A registered name, or module:NAME or file.py:NAME of a declaration."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every registered kernel that has a declaration.")] = False,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Remember verdicts by TTIR and declaration.")] = True,
+    launches: Annotated[
+        bool, typer.Option("--launches/--no-launches", help="Compare declarations with real launches.")
+    ] = True,
+    cases: Annotated[
+        Path | None, typer.Option("--cases", help="A folder for refutations, each a file that --replay launches again.")
+    ] = None,
+    replay_case: Annotated[
+        Path | None, typer.Option("--replay", metavar="FILE", help="Launch a saved refutation of the one target again.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Prove memory properties of Triton kernels for every size. Exit code 0: all proved; 1: refuted; 3: undecided."""
+    from mla_verify.proving import declared_names, prove_command, replay_refutation
+
+    if everything == bool(targets):
+        raise UsageError("name the kernels to prove, or --all for every one that has a declaration, not both")
+    chosen = targets or list(declared_names())
+    if replay_case is not None:
+        if len(chosen) != 1:
+            raise UsageError(f"--replay is about one target, got {len(chosen)}")
+        still = replay_refutation(replay_case, target=chosen[0])
+        typer.echo(f"{replay_case}: {'still shows' if still else 'shows no more'}")
+        raise typer.Exit(ExitCode.VIOLATION if still else ExitCode.HOLDS)
+    raise typer.Exit(prove_command(chosen, cache=cache, launches=launches, cases=cases, as_json=json))

@@ -22,7 +22,7 @@ from mla_verify.proofs.sizing import Setting
 from mla_verify.proofs.solving import z3_here
 from mla_verify.proofs.terms import Terms
 from mla_verify.proofs.verdicts import OutOfClass, Property, Verdict
-from mla_verify.proofs.widths import grid_fits, largest_factor, unbounded, widths_hold
+from mla_verify.proofs.widths import grid_fits, largest_factor, widths_hold
 
 __all__ = ["Proved", "configurations_of", "prove", "prove_flow"]
 
@@ -292,9 +292,6 @@ def _bound(ask: Callable[[Model, Any], Answer], model: Model, layout: Layout) ->
 
 
 def _width_answer(model: Model) -> Answer:
-    free = unbounded(model)
-    if free:
-        return Answer(False, f"nothing bounds {', '.join(free)}: declare it in `most`")
     answer = widths_hold(model, model.proof.most)
     if not answer.proved:
         return answer

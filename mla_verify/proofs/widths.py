@@ -7,7 +7,7 @@ an index that was proved to lie within them, and by (x // d) · (y % d) ≤ x.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -235,9 +235,3 @@ def _least(proof: Proof, name: str) -> int | None:
             case _:
                 continue
     return max(found, default=None)
-
-
-def unbounded(model: Model) -> Sequence[str]:
-    """Sizes that nothing bounds, so that nothing can be said of widths."""
-    named = {size for layout in model.proof.layouts for size in layout.sizes if size.isidentifier()}
-    return sorted(named - set(model.proof.most) - set(model.constants))

@@ -1,0 +1,176 @@
+"""Compares a declaration with launches that happen: grid, sizes, strides, constexprs and promises.
+
+A proof is about the declared launch. What the caller really passes is seen in the interpreter, where the registered
+kernel runs on drawn problems.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mla_verify.errors import UsageError
+from mla_verify.proofs.declaring import Layout, Proof
+from mla_verify.proofs.expressions import Concrete, tables_in
+
+__all__ = ["Seen", "complaints", "launches_of", "seen_launches"]
+
+_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One launch of a jitted function: its arguments by name, tensors included, and its grid."""
+
+    function: str
+    arguments: Mapping[str, Any]
+    grid: tuple[int, int, int]
+
+
+@contextlib.contextmanager
+def seen_launches() -> Generator[list[Seen], None, None]:
+    """Every interpreted launch within the context."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    stock = interpreter.GridExecutor.__call__
+    seen: list[Seen] = []
+
+    def call(executor: Any, *arguments: Any, **named: Any) -> Any:
+        given = {**dict(zip(executor.arg_names, arguments, strict=False)), **named}
+        grid = executor.grid(given) if callable(executor.grid) else executor.grid
+        x, y, z = [*grid, 1, 1][:3]
+        seen.append(Seen(executor.fn.__name__, given, (x, y, z)))
+        return stock(executor, *arguments, **named)
+
+    interpreter.GridExecutor.__call__ = call
+    try:
+        yield seen
+    finally:
+        interpreter.GridExecutor.__call__ = stock
+
+
+def complaints(proof: Proof, launch: Seen) -> list[str]:
+    """In what a launch is not the declared one."""
+    names: dict[str, Any] = {name: int(value) for name, value in launch.arguments.items() if isinstance(value, int)}
+    tables = {
+        name: launch.arguments[name].flatten().tolist()
+        for name, element in proof.pointers.items()
+        if element in ("i32", "i64") and launch.arguments.get(name) is not None
+    }
+    wrong = [f"the kernel takes {name}, which the launch does not pass" for name in _missing(proof, launch)]
+    _learn_sizes(proof, launch, names)
+    x, y, z = launch.grid
+    for text, extent in zip(proof.grid, (x, y, z), strict=False):
+        names.setdefault(text, extent) if text.isidentifier() else None
+    reader = Concrete(names, tables)
+    wrong += [
+        f"axis {axis} of the grid is declared as {text} = {reader.read(text)} and is {extent}"
+        for axis, text, extent in zip("xyz", proof.grid, launch.grid, strict=False)
+        if reader.read(text) != extent
+    ]
+    if any(extent != 1 for extent in launch.grid[len(proof.grid) :]):
+        wrong.append(f"the grid {launch.grid} has more axes than the {len(proof.grid)} declared")
+    for layout in proof.layouts:
+        wrong += _layout_complaints(layout, launch.arguments[layout.tensor], reader)
+    wrong += [f"the launch breaks the promise {text}" for text in proof.preconditions if not reader.read(text)]
+    wrong += _table_complaints(proof, names, tables)
+    return wrong
+
+
+def _missing(proof: Proof, launch: Seen) -> list[str]:
+    return sorted({*proof.pointers, *proof.configurations[0]} - set(launch.arguments))
+
+
+def _learn_sizes(proof: Proof, launch: Seen, names: dict[str, Any]) -> None:
+    """A size that only the declaration names is what the tensors say."""
+    for layout in proof.layouts:
+        tensor = launch.arguments[layout.tensor]
+        shape = [size for size in tensor.shape]
+        if len(shape) == len(layout.sizes):
+            for text, size in zip(layout.sizes, shape, strict=True):
+                if text.isidentifier():
+                    names.setdefault(text, size)
+
+
+def _layout_complaints(layout: Layout, tensor: Any, reader: Concrete) -> list[str]:
+    """Sizes and strides, axes of size 1 aside: their stride says nothing."""
+    declared = [
+        (int(reader.read(size)), int(reader.read(stride)))
+        for size, stride in zip(layout.sizes, layout.strides, strict=True)
+    ]
+    found = list(zip(tensor.shape, tensor.stride(), strict=True))
+    if 0 in tensor.shape and 0 in [size for size, _ in declared]:
+        return []
+    if [part for part in declared if part[0] != 1] == [part for part in found if part[0] != 1]:
+        return []
+    reach = sum((size - 1) * stride for size, stride in declared) + 1
+    held = sum((size - 1) * stride for size, stride in found) + 1
+    if not layout.output and len(declared) == 1 and reach <= held and declared[0][1] == found[0][1]:
+        return []  # a table with a tail that is never read
+    return [f"{layout.tensor} is declared with (size, stride) {declared} and has {found}"]
+
+
+def _table_complaints(proof: Proof, names: Mapping[str, Any], tables: Mapping[str, Sequence[int]]) -> list[str]:
+    wrong: list[str] = []
+    reader = Concrete(names, tables)
+    for ragged in proof.ragged:
+        count = int(reader.read(ragged.count))
+        held = list(tables[ragged.table][: count + 1])
+        if held[0] != 0 or held != sorted(held) or held[-1] > reader.read(ragged.total):
+            wrong.append(f"the launch breaks the promise {ragged}")
+    for promise in proof.each:
+        for at in range(int(reader.read(promise.below))):
+            if tables_in(promise.fact) and not Concrete({**names, promise.variable: at}, tables).read(promise.fact):
+                wrong.append(f"the launch breaks the promise {promise} at {at}")
+                break
+    return wrong
+
+
+def launches_of(kernel: str, proofs: Sequence[str], *, problems: int = 8) -> list[str]:
+    """Complaints about the declarations `proofs` (`module:name`) from a registered kernel's launches, in a child."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-m", "mla_verify.proofs.launches"],
+        input=json.dumps([kernel, list(proofs), problems]),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SECONDS,
+    )
+    if done.returncode:
+        raise UsageError(f"{kernel} could not be launched: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _main() -> None:
+    from mla_verify.check import check
+    from mla_verify.proofs.lowering import resolve
+    from mla_verify.registry import resolve as registered
+
+    kernel, references, problems = json.load(sys.stdin)
+    proofs: list[Proof] = [resolve(reference) for reference in references]
+    with seen_launches() as seen:
+        check(registered(kernel), examples=problems, seed=0, isolation="none", sequences=False)
+    by_function = {proof.kernel.rpartition(":")[2]: [] for proof in proofs}
+    for launch in seen:
+        if launch.function in by_function:
+            by_function[launch.function].append(launch)
+    found: list[str] = []
+    for proof in proofs:
+        launches = by_function[proof.kernel.rpartition(":")[2]]
+        if not launches:
+            found.append(f"{proof.name}: no problem launched it")
+        found += [f"{proof.name}: {text}" for launch in launches for text in complaints(proof, launch)]
+    print(json.dumps(list(dict.fromkeys(found))))
+
+
+if __name__ == "__main__":
+    _main()
