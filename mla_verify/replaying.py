@@ -12,12 +12,13 @@ from mla_verify.cases import Case, case_files, load_case
 from mla_verify.contracts import contract_named
 from mla_verify.devices import one_thread, resolve_device
 from mla_verify.errors import ExitCode, Unavailable, UsageError
-from mla_verify.isolation import Examiner, Isolation, examiner_for
+from mla_verify.isolation import Examiner, Isolation, Sandboxed, examiner_for
 from mla_verify.journal import digests_of
 from mla_verify.kernel import Kernel
 from mla_verify.mapped import maps_at
 from mla_verify.maps import ElementMap
 from mla_verify.registry import registered, resolve
+from mla_verify.sequences import broken_in_turn
 from mla_verify.tally import Tally
 from mla_verify.within import why_outside
 from sanitizer.finding import Finding
@@ -104,22 +105,26 @@ class Replayer:
                 examiner.close()
 
     def _outcome(self, case: Case, kernel: Kernel) -> tuple[Outcome, str, Finding | None]:
-        elements = elements_of(case.problem)
-        if elements > _MOST_ELEMENTS:
-            return "cannot run here", f"it spans {elements} elements, more than {_MOST_ELEMENTS} are not laid out", None
-        outside = why_outside(case.problem, kernel)
-        if outside:
-            return "cannot run here", outside, None
         tally = Tally(kernel, "")
-        if tally.quarantines(case.problem):
-            return "known deviation", f"quarantined, not launched: {_reasons(kernel, case.problem)}", None
+        for problem in (*case.after, case.problem):
+            elements = elements_of(problem)
+            if elements > _MOST_ELEMENTS:
+                detail = f"it spans {elements} elements, more than {_MOST_ELEMENTS} are not laid out"
+                return "cannot run here", detail, None
+            outside = why_outside(problem, kernel)
+            if outside:
+                return "cannot run here", outside, None
+            if tally.quarantines(problem):
+                return "known deviation", f"quarantined, not launched: {_reasons(kernel, problem)}", None
         try:
             examiner = self._examiner(kernel)
         except Unavailable as reason:
             return "cannot run here", str(reason), None
+        if case.after and not isinstance(examiner, Sandboxed):
+            return "cannot run here", f"it takes several problems in a new process: {examiner.why_not}", None
         with one_thread(resolve_device(self._device)):
             same_values = not case.digests or digests_of(case.problem, kernel) == dict(case.digests)
-            findings = examiner(case.problem, economy=case.clause == "economy").findings
+            findings = _shown(case, examiner, tally)
         blamed = tally.unexcused(case.problem, findings, count=False)
         if blamed:
             finding = next((one for one in blamed if one.clause == case.clause), blamed[0])
@@ -225,6 +230,15 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         if not found:
             raise UsageError(f"there is no case in the folder {path}")
         yield from found
+
+
+def _shown(case: Case, examiner: Examiner, tally: Tally) -> Sequence[Finding]:
+    """What a case's problem shows, by itself or after those that have to come before it."""
+    if not (case.after and isinstance(examiner, Sandboxed)):
+        return examiner(case.problem, economy=case.clause == "economy").findings
+    describe = contract_named(case.contract).describe
+    finding = broken_in_turn(examiner, tally, (*case.after, case.problem), describe)
+    return () if finding is None else (finding,)
 
 
 def _reasons(kernel: Kernel, problem: Any) -> str:

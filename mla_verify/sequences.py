@@ -243,7 +243,12 @@ class SequenceSearch:
 
     def _first_broken(self, problems: Sequence[Any]) -> tuple[int, Finding] | None:
         """Try a sequence in a process of its own: which problem shows something first, and what not alone, if any."""
-        return _first_broken(self._shown, self._not_alone, self.examiner, problems)
+        found = _first_shown(self._shown, self.examiner, problems)
+        if found is None:
+            return None
+        index, findings = found
+        new = self._not_alone(problems[index], findings)
+        return (index, new[0]) if new else None
 
     def _broken(self, problems: Sequence[Any], found: Finding) -> Broken:
         *after, problem = problems
@@ -261,39 +266,35 @@ class SequenceSearch:
 
 def broken_in_turn(
     examiner: Sandboxed, tally: Tally, problems: Sequence[Any], describe: Callable[[Any], str]
-) -> Broken | None:
-    """What a saved sequence shows in a process of its own that its problems alone do not show; None if nothing."""
+) -> Finding | None:
+    """What a sequence shows in a process of its own: `repeatability`, unless the problem alone shows it too."""
 
     def shown(problem: Any, before: Sequence[Any]) -> tuple[list[Finding], bool]:
         result = examiner.in_turn(problem, before)
         return tally.unexcused(problem, result.findings, count=False), not result.spoiled
 
-    def not_alone(problem: Any, findings: Sequence[Finding]) -> list[Finding]:
-        examiner.afresh()
-        alone = {finding.clause for finding in shown(problem, ())[0]}
-        return [finding for finding in findings if finding.clause not in alone]
-
-    found = _first_broken(shown, not_alone, examiner, problems)
+    found = _first_shown(shown, examiner, problems)
     if found is None:
         return None
-    index, finding = found
-    after = tuple(problems[:index])
-    return Broken(problems[index], after, _in_words(finding, after, describe))
+    index, findings = found
+    examiner.afresh()
+    alone = {finding.clause for finding in shown(problems[index], ())[0]} if index else set[str]()
+    new = [finding for finding in findings if index and finding.clause not in alone]
+    if not new:
+        return findings[0]
+    finding = _in_words(new[0], problems[:index], describe)
+    return next(iter(tally.unexcused(problems[index], [finding], count=False)), None)
 
 
-def _first_broken(
-    shown: Callable[[Any, Sequence[Any]], tuple[list[Finding], bool]],
-    not_alone: Callable[[Any, Sequence[Finding]], list[Finding]],
-    examiner: Sandboxed,
-    problems: Sequence[Any],
-) -> tuple[int, Finding] | None:
-    """The first problem of a sequence that shows something: its number, and what it does not show alone, if any."""
+def _first_shown(
+    shown: Callable[[Any, Sequence[Any]], tuple[list[Finding], bool]], examiner: Sandboxed, problems: Sequence[Any]
+) -> tuple[int, list[Finding]] | None:
+    """Run a sequence in a process of its own up to the first problem that shows something: its number, and what."""
     examiner.afresh()
     for index, problem in enumerate(problems):
         findings, sound = shown(problem, problems[:index])
         if findings:
-            new = not_alone(problem, findings)
-            return (index, new[0]) if new else None
+            return index, findings
         if not sound:
             return None
     return None
