@@ -51,7 +51,7 @@ _FIELDS: Final[dict[str, type]] = {
     "versions": dict,
 }
 _YOUNGER: Final[dict[str, Any]] = {"after": []}  # fields that older files do not have, and what they meant by that
-_MOST_BEFORE: Final = 64  # problems in front of a case's own
+_MOST_BEFORE: Final = 256  # problems in front of a case's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,6 +227,7 @@ def _crash_report(kernel: Kernel, shard: Shard, crash: Crashed, folder: Path, de
         problem_text=contract_named(kernel.contract).describe(case.problem),
         found_after=0,
         case=str(path),
+        after=case.after,
     )
     clauses = {clause: ClauseVerdict("not checked", case.detail) for clause in CLAUSES}
     return Report(

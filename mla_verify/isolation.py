@@ -38,7 +38,7 @@ _FIRST: Final = {"fork": 10.0, "spawn": 120.0}  # seconds, while no right call i
 _SURE: Final = 10.0  # times the limit that a first time-out is given to prove itself merely slow
 _BACKSTOP: Final = 60.0  # seconds for everything around the calls of one problem, on a busy machine
 _MEMORY: Final = 2 * 2**30  # bytes of address space beyond what the worker starts with
-_REMEMBERED: Final = 256  # problems, of those that a worker was given
+_REMEMBERED: Final = 256  # problems, of those that a worker was given: as many as a case may hold
 _NO_FENCES: Final = "no fences on this device: survival does not cover reads past a tensor that end in mapped memory"
 # Loaded by the server of workers, so that a new worker has them at once. Importing these computes nothing.
 _PRELOAD: Final = ("torch", "numpy", "mla_verify.serving", "mla_verify.up_projection", "mla_verify.decode")
