@@ -14,6 +14,7 @@ from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky, InvalidArgument, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
+from mla_verify.budget import fitting, most_elements
 from mla_verify.cases import save_case
 from mla_verify.contract import Contract
 from mla_verify.contracts import contract_named
@@ -24,7 +25,7 @@ from mla_verify.drawing import TimeUp, drawn_into
 from mla_verify.errors import UsageError
 from mla_verify.isolation import Examiner, Isolation, Sandboxed, examiner_for
 from mla_verify.journal import Journal, case_of
-from mla_verify.kernel import Kernel, Unavailable
+from mla_verify.kernel import Kernel, Unavailable, economy_is_declared
 from mla_verify.mapped import maps_at
 from mla_verify.parts import WHOLE, Parts, plain_values
 from mla_verify.report import Report, ReportedFinding, unavailable_report
@@ -87,6 +88,7 @@ def check(
     database: ExampleDatabase | None = None,
     stopped: Callable[[], bool] = lambda: False,
     sequences: bool = True,
+    workers: int = 1,
     parts: Parts = WHOLE,
     aim: Aim | None = None,
 ) -> Report:
@@ -98,8 +100,8 @@ def check(
     there. cases: a folder for the failures, each a file to replay, written as soon as it is shrunk; a journal of what
     is in flight lies in it too, as long as the check runs. database: what failed in earlier runs is tried first.
     stopped: asked before each example; the search ends early where it says so. sequences: also look for problems that
-    go wrong only after others. Raises UsageError for a request that
-    cannot be carried out; a kernel that is not available here gives a report that says so.
+    go wrong only after others. workers: how many processes share the device, and so its memory. Raises UsageError for
+    a request that cannot be carried out; a kernel that is not available here gives a report that says so.
     """
     if examples < 1:
         raise UsageError(f"examples must be at least 1, got {examples}")
@@ -121,6 +123,7 @@ def check(
         database=database,
         cases=cases,
         seed=seed,
+        device=device,
         aim=aim,
     )
     in_turn = search.in_turn = sequences and parts.sequences and isinstance(examiner, Sandboxed)
@@ -136,6 +139,7 @@ def check(
             problems = _strategy(contract.problems, kernel)
             if not parts.exact_regimes:
                 problems = problems.map(plain_values)
+            problems = fitting(problems, most_elements(resolve_device(device), workers=workers))
             search.run(problems, examples, seed, invalid=False)
             if in_turn:
                 search.stop_at = stop_at(1.0 - for_invalid)
@@ -209,6 +213,7 @@ class _Search:
     database: ExampleDatabase | None
     cases: Path | None
     seed: int
+    device: str
     stop_at: float | None = None
     found: dict[str, ReportedFinding] = field(default_factory=dict[str, ReportedFinding])
     lost_before: float = 0.0  # seconds that deaths had cost when the last clause had been shrunk
@@ -417,7 +422,7 @@ class _Search:
             tally.elements += shown.elements
             tally.intercepted += shown.intercepted
             tally.note(shown.notes)
-            tally.economy_runs += profiled and self.tally.kernel.allocations is not None
+            tally.economy_runs += profiled and economy_is_declared(tally.kernel, self.device)
         findings = tally.unexcused(problem, shown.findings, count=searching)
         wanted = [
             finding

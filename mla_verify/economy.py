@@ -25,7 +25,6 @@ __all__ = [
     "economy_findings",
     "exceeding",
     "measure",
-    "measure_allocations",
     "peak_bytes",
     "trace_of",
 ]
@@ -117,10 +116,3 @@ def exceeding(spent: Spending, *, allocations: int | None, launches: int | None)
         detail = f"one call launches {spent.launches} kernels and copies{fills}; {launches} declared"
         return [Finding("economy", "", spent.launches, detail)]
     return []
-
-
-def measure_allocations(
-    call: Callable[[dict[str, Tensor]], Mapping[str, Tensor] | None], arena: Arena, *, allowed: int
-) -> list[Finding]:
-    """A finding where one call allocates more often than its kernel declares."""
-    return economy_findings(call, arena, allocations=allowed, launches=None)

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from mla_verify.consumers import misled
 from mla_verify.contract import Contract, Expectation, Judgement, Placement
-from mla_verify.economy import measure_allocations
+from mla_verify.economy import economy_findings
 from mla_verify.fencing import fence_of
 from mla_verify.interpreting import interpreting, recorder
 from mla_verify.kernel import Kernel
-from mla_verify.parts import WHOLE, Parts
 from mla_verify.mapping import maps_of, stray_maps
 from mla_verify.maps import ElementMap
+from mla_verify.on_device import Backends, OnDevice, looked_at, seen_on_device
+from mla_verify.parts import WHOLE, Parts
 from mla_verify.remembering import not_as_before
+from mla_verify.watchdog import Watchdog
 from sanitizer.arena import Arena
 from sanitizer.audit import Audit, audit, audit_refusal
 from sanitizer.fatal import exception_words, fatal_words, spoils_process
@@ -34,7 +36,7 @@ class Bench:
     """What is kept between the problems of one run: the loaded kernel, its contract and the arena.
 
     fenced: put tensors between fences. Only where the process may die: a kernel that touches one ends it.
-    parts: what an examination is made of.
+    parts: what an examination is made of. backends: what a GPU has beside calls: graphs and streams.
     earlier: what problems of a sequence gave when they came first (`mla_verify.remembering`).
     """
 
@@ -45,6 +47,7 @@ class Bench:
     arena: Arena
     fenced: bool = False
     parts: Parts = WHOLE
+    backends: Backends | None = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     earlier: dict[Any, dict[str, Tensor]] = field(default_factory=dict[Any, "dict[str, Tensor]"])
 
@@ -143,19 +146,42 @@ def _examined(problem: Any, bench: Bench, *, economy: bool, in_turn: bool, maps:
         findings += _of_consumers(problem, bench, result)
     if in_turn and bench.kernel.deterministic:
         findings += not_as_before(bench.earlier, problem, result, bench.arena.plans)
-    if economy and bench.kernel.allocations is not None:
-        findings += measure_allocations(call, bench.arena, allowed=bench.kernel.allocations)
+    declared = (bench.kernel.allocations, bench.kernel.launches)
+    if economy and declared != (None, None):
+        findings += economy_findings(call, bench.arena, allocations=declared[0], launches=declared[1])
+    drawn = maps_of(result, bench.arena.plans, expectation, judgements, bench.arena.strays(), observer) if maps else ()
+    launched = OnDevice()
+    if bench.backends is not None and looked_at(problem) and not findings:
+        launched = _launched(problem, bench, bench.backends, state)
     return Examination(
-        tuple(findings),
+        (*findings, *launched.findings),
         not_judged,
         result.intercepted,
         returned=True,
         elements=sum(output.numel() for output in result.outputs.values()),
-        notes=(*result.notes, *ignored),
-        maps=maps_of(result, bench.arena.plans, expectation, judgements, bench.arena.strays(), observer)
-        if maps
-        else (),
+        spoiled=launched.error is not None,
+        notes=(*result.notes, *ignored, *launched.notes),
+        maps=drawn,
     )
+
+
+def _launched(problem: Any, bench: Bench, backends: Backends, state: Any) -> OnDevice:
+    """What graphs and streams show; what breaks the device there is a finding like any other."""
+    # A watchdog waits for the device after each call, and would bring what is not in order into it.
+    function = bench.function.function if isinstance(bench.function, Watchdog) else bench.function
+    bare = replace(bench, function=function)
+    shown = seen_on_device(
+        problem,
+        kernel=bench.kernel,
+        contract=bench.contract,
+        call=lambda placement: kernel_call(bare, placement, state=state),
+        arena=bench.arena,
+        backends=backends,
+        workspaces=lambda: _workspaces(state),
+    )
+    if shown.error is None:
+        return shown
+    return replace(shown, findings=(*shown.findings, Finding("survival", "", 0, fatal_words(shown.error) or "")))
 
 
 def _of_consumers(problem: Any, bench: Bench, result: Audit) -> tuple[Finding, ...]:

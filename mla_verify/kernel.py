@@ -18,6 +18,7 @@ __all__ = [
     "Kernel",
     "KnownDeviation",
     "Unavailable",
+    "economy_is_declared",
     "limits_of",
 ]
 
@@ -86,7 +87,8 @@ class Kernel:
     triton: written in Triton. On a CPU it runs in Triton's interpreter, mended and with every access recorded.
     target: by what a worker process can load this kernel again (registered name, module:callable, file.py:callable);
         set by whoever resolves it. in_process: run in this process even where a worker could be used.
-    allocations: how many pieces of memory one call may allocate; None declares nothing.
+    allocations, launches: how many pieces of memory one call may allocate, and how many kernels, copies and fills it
+        may launch on a GPU; None declares nothing.
     consumers: what callers do with the whole padded output (`CONSUMERS`): padding must not change what becomes of the
         real rows.
     source_files: files besides the callable's own whose change means that the kernel changed.
@@ -112,9 +114,15 @@ class Kernel:
     in_process: bool = False
     triton: bool = False
     allocations: int | None = None
+    launches: int | None = None
     consumers: tuple[str, ...] = ()
     source_files: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # shown beside the verdict, such as "stage 1 modelled"
+
+
+def economy_is_declared(kernel: Kernel, device: str) -> bool:
+    """Whether the kernel declares something about economy that can be measured on a device of this name."""
+    return kernel.allocations is not None or (kernel.launches is not None and device.startswith("cuda"))
 
 
 def limits_of(kernel: Kernel) -> Limits:

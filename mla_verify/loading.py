@@ -10,6 +10,7 @@ from mla_verify.errors import Unavailable
 from mla_verify.examine import Bench
 from mla_verify.interpreting import check_interpreted, interpret_on, names_triton
 from mla_verify.kernel import Kernel
+from mla_verify.on_device import backends_of
 from mla_verify.registry import check_signature
 from sanitizer.arena import Arena
 
@@ -35,4 +36,5 @@ def open_bench(kernel: Kernel, *, device: str = "cpu") -> Bench:
         function=function,
         device=where,
         arena=Arena(where),
+        backends=backends_of(where),
     )

@@ -165,16 +165,21 @@ class KernelItem(pytest.Item):
         """Check the kernel with this shard's seed and the active profile's number of examples."""
         from hypothesis import settings
 
+        from mla_verify.budget import sharing
         from mla_verify.check import check
-        from mla_verify.devices import device_of_worker
+        from mla_verify.devices import device_of_worker, resolve_device
 
         profile = settings()
+        name: str = _option(self.config, "mla_device")
+        device = device_of_worker(name, os.environ.get("PYTEST_XDIST_WORKER"))
+        count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         seed = _first_seed(self.config, derandomized=profile.derandomize)
         report = check(
             self.kernel,
             examples=profile.max_examples,
             seed=seed + self.shard,
-            device=device_of_worker(_option(self.config, "mla_device"), os.environ.get("PYTEST_XDIST_WORKER")),
+            device=device,
+            workers=sharing(name, resolve_device(device), workers=count),
             cases=_cases(self.config),
             database=self.config.stash[_DATABASE],
         )

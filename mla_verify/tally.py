@@ -130,7 +130,10 @@ class Tally:
         if clause == "refusal" and self.invalid_examples == 0:
             return "no invalid problem was run"
         if clause == "economy" and self.kernel.allocations is None:
-            return "the kernel declares no number of allocations"
+            if self.kernel.launches is not None and self.economy_runs == 0:
+                return "the kernel declares launches alone, which are counted on a GPU"
+            if self.kernel.launches is None:
+                return "the kernel declares no number of allocations or launches"
         if clause == "economy" and self.economy_runs == 0:
             return "no run was profiled"
         if clause == "repeatability" and not self.kernel.deterministic:

@@ -18,11 +18,11 @@ class Watchdog:
     """Calls a kernel under a time limit.
 
     The first call of a problem is its warm-up, in which compilers and autotuners run: it has a limit of its own and is
-    left out of `slowest`, the longest call of the problem so far (seconds).
+    left out of `slowest`, the longest call of the problem so far (seconds). `function` is the kernel itself.
     """
 
     def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
-        self._function = function
+        self.function = function
         self._device = device
         self._limit = 0.0
         self._warm_up_limit = 0.0
@@ -42,7 +42,7 @@ class Watchdog:
         started = time.perf_counter()
         signal.setitimer(signal.ITIMER_REAL, self._warm_up_limit if warm_up else self._limit)
         try:
-            result = self._function(**arguments)
+            result = self.function(**arguments)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             return result

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sanitizer.arena import Arena
 from sanitizer.classification import classify
-from sanitizer.fatal import exception_words, fatal_words
+from sanitizer.fatal import broke_device, exception_words, fatal_words
 from sanitizer.finding import Finding
 from sanitizer.observing import Observer
 from sanitizer.running import Call, Output, Run, Runner
@@ -178,7 +178,8 @@ def audit_refusal(
     arena.kept.begin()
     try:
         run = runner.run(Secret.A, outputs_may_change=False)
-        arena.kept.adopt(run.interceptor)
+        if not broke_device(run.error):
+            arena.kept.adopt(run.interceptor)
     finally:
         arena.kept.end()
     if fatal_words(run.error):

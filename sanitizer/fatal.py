@@ -7,11 +7,43 @@ from typing import Final
 
 import torch
 
-__all__ = ["clean", "exception_words", "fatal_words", "spoils_process"]
+__all__ = ["broke_device", "clean", "exception_words", "fatal_words", "spoils_process"]
 
 _LONGEST: Final = 400  # characters of a kernel's own words that are repeated
 
-_DEVICE_ERRORS: Final = ("CUDA error", "HIP error", "CUDA driver error")
+# Who speaks of a device: torch, its driver calls, Triton's launcher, and the runtimes' own names of their errors.
+_DEVICE_VOICES: Final = (
+    "CUDA error",
+    "HIP error",
+    "CUDA driver error",
+    "Triton Error [",
+    "cudaError",
+    "hipError",
+    "CUDA_ERROR_",
+)
+# After one of these every later call fails too, by the documentation of CUDA and HIP: the process has to go. All other
+# errors of a device (a wrong argument, a failed capture) leave it as it was.
+_STICKY: Final = (
+    "illegal memory access",
+    "IllegalAddress",
+    "ILLEGAL_ADDRESS",
+    "misaligned address",
+    "MisalignedAddress",
+    "MISALIGNED_ADDRESS",
+    "unspecified launch failure",
+    "LaunchFailure",
+    "LAUNCH_FAILED",
+    "device-side assert",
+    "ErrorAssert",
+    "ERROR_ASSERT",
+    "illegal instruction",
+    "invalid program counter",
+    "hardware stack error",
+    "launch timed out",
+    "global/shared address space",
+    "uncorrectable ECC error",
+    "context is destroyed",
+)
 
 
 def fatal_words(error: BaseException | None) -> str | None:
@@ -26,9 +58,17 @@ def fatal_words(error: BaseException | None) -> str | None:
     no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in words
     if no_memory or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return f"the kernel ran out of memory: {exception_words(error)}"
-    if isinstance(error, RuntimeError) and words.startswith(_DEVICE_ERRORS):
+    if broke_device(error):
         return f"the kernel broke the device: {clean(words)}"
     return None
+
+
+def broke_device(error: BaseException | None) -> bool:
+    """Whether a GPU takes nothing more from this process after `error`: no tensor on it can be looked at again."""
+    if not isinstance(error, RuntimeError):
+        return False
+    words = _message(error).split("\n", 1)[0]
+    return any(voice in words for voice in _DEVICE_VOICES) and any(word in words for word in _STICKY)
 
 
 def spoils_process(error: BaseException | None) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sanitizer.arena import Arena
+from sanitizer.fatal import broke_device
 from sanitizer.finding import Finding
 from sanitizer.global_state import ProcessState
 from sanitizer.interception import Interceptor
@@ -123,6 +124,8 @@ class Runner:
         left = _called(self.call, tensors, interceptor, arena, self._observed(tensors, interceptor), self._state)
         stopwatch.lap("runs")
         stopwatch.move(interceptor.seconds, source="runs", target="intercept")
+        if broke_device(left.error):  # nothing on it can be looked at any more
+            return Run(secret, {}, [], frozenset(), left.error, interceptor)
         findings = arena.layout_changes(tensors)
         moved = {finding.tensor for finding in findings}
         outputs: dict[str, Output] = {}
