@@ -35,9 +35,9 @@ def encode(values: Tensor, name: str, *, saturate: bool) -> Tensor:
         values = values.to(torch.float64)
     magnitude = values.abs().contiguous()
     midpoints = midpoints_of(name, values.device)
-    below = torch.bucketize(magnitude, midpoints)  # midpoints less than the number: a tie stays below
-    above = torch.bucketize(magnitude, midpoints, right=True)
-    code = torch.where(below % 2 == 0, below, above)
+    code = torch.bucketize(magnitude, midpoints)  # midpoints less than the number: a tie stays below
+    tie = midpoints[code.clamp(max=midpoints.numel() - 1)] == magnitude
+    code = code + (tie & (code % 2 == 1))
     largest = form.largest_code
     overflow = largest
     if not saturate and form.specials != "none":

@@ -15,13 +15,14 @@ def neighbours(values: Tensor, name: str, *, relative: float) -> tuple[Tensor, T
     """The smallest and the largest number that any of [values·(1 − relative), values·(1 + relative)] rounds to.
 
     Saturating, ties either way, in float64. They are one number wherever no midpoint lies in reach: then whatever
-    errs by no more than `relative` before it rounds gives the same code. NaN stays NaN.
+    errs by no more than `relative` before it rounds gives the same code. NaN stays NaN. `relative` has to be small
+    beside the distance of two midpoints: of those one at most is looked for.
     """
     form = FORMATS[name]
     midpoints = midpoints_of(name, values.device)
     magnitude = values.to(torch.float64).abs().contiguous()
     low = torch.bucketize(magnitude * (1.0 - relative), midpoints)
-    high = torch.bucketize(magnitude * (1.0 + relative), midpoints, right=True)
+    high = low + (midpoints[low.clamp(max=midpoints.numel() - 1)] <= magnitude * (1.0 + relative))
     numbers = table_of(form, values.device)[: form.largest_code + 1]
     smaller = numbers[low.clamp(max=form.largest_code)]
     larger = numbers[high.clamp(max=form.largest_code)]

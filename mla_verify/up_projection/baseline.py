@@ -71,6 +71,7 @@ def _mxfp4_factors(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 def _grouped(x: Tensor, size: int) -> tuple[Tensor, int]:
     """x in float32, cut into groups [..., groups, size] with zeros behind its end; and where that end is."""
     latent = x.shape[2]
+    size = min(size, max(latent, 1))
     padded = torch.nn.functional.pad(x.to(torch.float32), (0, -latent % size))
     return padded.unflatten(2, (padded.shape[2] // size, size)), latent
 

@@ -111,8 +111,9 @@ def _tiny(values: Tensor) -> Tensor:
 
 
 def _groups(x: Tensor, size: int) -> Tensor:
-    """x in float64, its last dimension cut into [groups, size], zeros behind its end."""
+    """x in float64, its last dimension cut into [groups, size], zeros behind its end; one short group stays short."""
     latent = x.shape[-1]
+    size = min(size, max(latent, 1))
     padded = torch.nn.functional.pad(x.to(torch.float64), (0, -latent % size))
     return padded.unflatten(-1, (padded.shape[-1] // size, size))
 
