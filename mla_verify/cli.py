@@ -250,6 +250,9 @@ def scoreboard(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print Markdown, with every fault and its source.")
     ] = False,
+    update: Annotated[
+        list[Path] | None, typer.Option("--update", metavar="FILE", help="Put it between the markers of this document.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show which seeded faults which method finds. Exit code 1: one is missed, or a right kernel is blamed."""
@@ -270,6 +273,7 @@ def scoreboard(
         processes=processes,
         as_markdown=markdown,
         as_json=json,
+        into=update or (),
     )
     raise typer.Exit(code)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from mla_verify.errors import ExitCode, UsageError
 from mla_verify.progress import search_progress
 from mla_verify.scoreboard.board import Board, board_of, fill, jobs_for
 from mla_verify.scoreboard.cells import Cell, Job
-from mla_verify.scoreboard.printing import markdown, print_board
+from mla_verify.scoreboard.printing import markdown, print_board, update
 
 __all__ = ["measured", "scoreboard_command"]
 
@@ -23,9 +24,15 @@ def scoreboard_command(
     processes: int | None,
     as_markdown: bool,
     as_json: bool,
+    into: Sequence[Path] = (),
 ) -> ExitCode:
-    """Measure the faults and controls that have one of `names` in theirs, all where there is none, and print it."""
+    """Measure the faults and controls that have one of `names` in theirs, all where there is none, and print it.
+
+    into: Markdown files in which the board is put between its markers.
+    """
     board = measured(names, examples=examples, control_examples=control_examples, seed=seed, processes=processes)
+    for path in into:
+        update(path, board)
     if as_json:
         print(json.dumps(board.to_json(), indent=2))
     elif as_markdown:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mla_verify.errors import UsageError
 from mla_verify.faults.fault import Fault, kinds_of
 from mla_verify.faults.reports import KINDS, REPORTS
 from mla_verify.parts import PARTS
@@ -16,9 +19,10 @@ from mla_verify.scoreboard.board import Board
 from mla_verify.scoreboard.cells import COLUMNS, SUITE, WITHOUT, Cell
 from mla_verify.table import console
 
-__all__ = ["long_rows", "markdown", "print_board", "short_rows", "summary"]
+__all__ = ["long_rows", "markdown", "print_board", "short_rows", "summary", "update"]
 
 _METHOD_WORDS: Final = {SUITE: "**mla-verify**"}
+_END: Final = "<!-- scoreboard: end -->"
 _SHORT_HEAD: Final = ("method", "faults found", "kinds", "right kernels blamed", "examples", "seconds")
 _LONG_HEAD: Final = ("fault", "kinds", *COLUMNS, "clause", "seconds", "shrunk in", "smallest problem")
 
@@ -129,6 +133,21 @@ def markdown(board: Board, *, long: bool = True) -> str:
         lines += ["", *_markdown_table(_LONG_HEAD, long_rows(board)), "", "| fault | what | reported |", "|-|-|-|"]
         lines += [f"| {fault.name} | {fault.what} | {_sources(fault)} |" for fault in board.faults]
     return "\n".join(lines) + "\n"
+
+
+def update(path: Path, board: Board) -> None:
+    """Put a board between the markers of a Markdown file: `short` or `long`. Raises UsageError where there are none."""
+    try:
+        before = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    places = re.compile(rf"(<!-- scoreboard: (short|long) -->\n).*?({re.escape(_END)})", re.DOTALL)
+    after, count = places.subn(lambda found: found[1] + markdown(board, long=found[2] == "long") + found[3], before)
+    if not count:
+        raise UsageError(
+            f"{path} has no place for a scoreboard: wanted <!-- scoreboard: short --> or long, then {_END}"
+        )
+    path.write_text(after, encoding="utf-8")
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

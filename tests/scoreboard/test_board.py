@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from mla_verify.scoreboard import cells as cells_module
 from mla_verify.scoreboard.board import Board, board_of, jobs_for
 from mla_verify.scoreboard.cells import COLUMNS, SUITE, WITHOUT, Cell, Job, run_job
 from mla_verify.scoreboard.methods import METHODS
-from mla_verify.scoreboard.printing import long_rows, markdown, short_rows, summary
+from mla_verify.scoreboard.printing import long_rows, markdown, short_rows, summary, update
 from tests.scoreboard.kernels import FOUND, OUTSIDE
 
 # part of a check → a fault that is lost without it
@@ -133,7 +134,7 @@ def test_every_method_of_others_finds_a_plain_fault_and_lets_a_right_kernel_be(m
         ("up_projection_old_value_times_zero", "NaN pre-fill", True),
         ("up_projection_scratch_read_first", "NaN pre-fill", False),  # it looks at outputs alone
         ("up_projection_scratch_read_first", "deterministic fill", True),
-        ("up_projection_output_repointed", "NaN pre-fill", True),
+        ("up_projection_output_repointed", "NaN pre-fill", False),  # the values are right
         ("up_projection_stride_gap_written", "out= check", False),
         ("up_projection_strided_output_refused", "fixed shapes", False),
         ("up_projection_strided_output_refused", "out= check", True),
@@ -183,6 +184,24 @@ def test_the_command_prints_json_and_its_exit_code_says_what_became_of_it(capsys
     (fault,) = printed["faults"]
     assert {name for name, one in fault["cells"].items() if one["found_after"] is None} == set()
     assert fault["cells"][SUITE]["clause"] == "agreement"
+
+
+def test_a_document_is_updated_between_its_markers(tmp_path: Path) -> None:
+    """Short and long table go where the document wants them, and nothing else changes."""
+    document = tmp_path / "page.md"
+    document.write_text("before\n<!-- scoreboard: short -->\nold\n<!-- scoreboard: end -->\nafter\n", encoding="utf-8")
+    board = made_up((OUTSIDE, FOUND), {(FOUND.name, SUITE): 3})
+    update(document, board)
+    once = document.read_text(encoding="utf-8")
+    assert once.startswith("before\n<!-- scoreboard: short -->\n")
+    assert once.endswith("<!-- scoreboard: end -->\nafter\n")
+    assert "old" not in once
+    assert markdown(board, long=False) in once
+    update(document, board)
+    assert document.read_text(encoding="utf-8") == once
+    document.write_text("no markers\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="no place for a scoreboard"):
+        update(document, board)
 
 
 @pytest.mark.parametrize(
