@@ -144,7 +144,8 @@ def _grown(dtype: torch.dtype, fill: Fill, count: int, device: torch.device) -> 
 def _made(dtype: torch.dtype, fill: Fill, size: int, device: torch.device) -> Tensor:
     part = _COMPLEX_PARTS.get(dtype)
     if part is not None:
-        return _made(part, fill, size, device).repeat(2)[: 2 * size].view(carrier_of(dtype)[0])
+        parts = _made(part, fill, min(2 * size, PERIOD), device)
+        return parts.repeat(2)[: 2 * size].view(carrier_of(dtype)[0])
     carrier, _ = carrier_of(dtype)
     if not isinstance(fill, str):
         return _constant(dtype, fill, device).expand(size).contiguous()
