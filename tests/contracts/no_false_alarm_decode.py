@@ -292,7 +292,7 @@ def fuzz(kernel: Kernel, arena: Arena, *, examples: int, seed: int) -> list[Judg
     return seen
 
 
-def main(examples: int = 500, seed: int = 0, fmt: str = "plain") -> int:
+def main(examples: int, seed: int, fmt: str) -> int:
     """Fuzz every right kernel; how many of them were blamed."""
     torch.set_num_threads(1)
     arena = Arena("cpu")
@@ -314,5 +314,5 @@ def main(examples: int = 500, seed: int = 0, fmt: str = "plain") -> int:
 
 
 if __name__ == "__main__":
-    numbers = [int(argument) for argument in sys.argv[1:3]]
-    sys.exit(main(*numbers, *sys.argv[3:4]) != 0)
+    given = [*sys.argv[1:4], *("500", "0", "plain")[len(sys.argv[1:4]) :]]
+    sys.exit(main(int(given[0]), int(given[1]), given[2]) != 0)
