@@ -314,7 +314,7 @@ class _Search:
         def one_problem(problem: Any) -> None:
             nonlocal target, smallest, seen, shrinking_since
             searching = target is None
-            if self._is_over(searching, shrinking_since):
+            if self._is_over(searching, shrinking_since) or (searching and self._is_for_sequences()):
                 raise TimeUp
             if self.tally.quarantines(problem):
                 reject()  # not launched, and so not counted: another one is drawn in its place
@@ -401,6 +401,10 @@ class _Search:
             )
             return self.cut_short
         return now > shrinking_since + _SHRINK_SECONDS
+
+    def _is_for_sequences(self) -> bool:
+        """Whether what the search is after has shown itself as something that single problems do not show."""
+        return self.aim is not None and "repeatability" in self.aim.clauses and self.suspicion is not None
 
     def _has_its_aim(self) -> bool:
         """Whether a clause is known to be broken that the search is after."""
