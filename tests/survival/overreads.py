@@ -13,24 +13,15 @@ from torch import Tensor
 
 from mla_verify.faults.right import one_pass, summed_then_copied
 from mla_verify.kernel import Kernel
+from mla_verify.registry import ARGUMENTS
 
 __all__ = ["SIDES", "TENSORS", "name_of"]
 
 SIDES: Final = ("past", "before")
+# Plain numbers, and the scales of codes, which a plain problem does not have.
+_NO_TENSORS: Final = {"page_size", "max_seqlen_q", "sm_scale", "num_kv_splits", "q_scale", "kv_scale"}
 TENSORS: Final = {
-    "up-projection": ("x", "w_uv", "out"),
-    "decode": (
-        "q",
-        "kv_buffer",
-        "o",
-        "lse",
-        "qo_indptr",
-        "kv_indptr",
-        "kv_indices",
-        "kv_last_page_lens",
-        "block_table",
-        "seq_lens",
-    ),
+    contract: tuple(name for name in names if name not in _NO_TENSORS) for contract, names in ARGUMENTS.items()
 }
 _RIGHT: Final[dict[str, Callable[..., Any]]] = {"up-projection": summed_then_copied, "decode": one_pass}
 
