@@ -25,8 +25,8 @@ from sanitizer.finding import CLAUSES
 __all__ = ["PAGE", "page_text", "write_page"]
 
 PAGE: Final = "index.html"
-_FACTS_BYTES: Final = 7_500_000  # of kernels and findings in words
-_PAGE_BYTES: Final = 9_500_000  # of all, pictures included; 10 MB is what a page may have
+_FACTS_BYTES: Final = 9_200_000  # of kernels and findings in words
+_PAGE_BYTES: Final = 9_800_000  # of all, pictures included; 10 MB is what a page may have
 _TEMPLATES: Final = "templates"
 _ROOM: Final = "mla_verify.reports"
 _MAPS: Final = "<!-- maps -->"  # where a finding's pictures go; no text can say this, as every "<" is escaped
@@ -46,23 +46,25 @@ def page_text(data: Mapping[str, Any], folder: Path) -> str:
     findings = [finding for kernel in kernels for finding in kernel.findings]
     about = [templates.get_template("kernel.html.j2").render(kernel=kernel) for kernel in kernels]
     facts = [templates.get_template("finding.html.j2").render(finding=finding, maps=_MAPS) for finding in findings]
-    about, used = _fitting(about, 0)
-    facts, used = _fitting(facts, used)
-    facts, undrawn = _with_pictures(facts, findings, used, templates)
     style, script = _asset("page.css"), _asset("page.js")
+    tables = "".join(templates.get_template("table.html.j2").render(table=table) for table in extra_tables(folder))
+    verdicts = _verdicts(kernels, findings, templates)
+    about, used = _fitting(about, sum(len(text.encode()) for text in (style, script, tables, *verdicts)))
+    facts, used = _fitting(facts, used)
+    verdicts = _verdicts(kernels, findings[: len(facts)], templates)  # no link to a finding that did not fit
+    facts, undrawn = _with_pictures(facts, findings, used, templates)
     return templates.get_template("page.html.j2").render(
         made=str(data.get("made", "")),
         command=str(data.get("command", "")),
         environment=sorted((name, str(value)) for name, value in mapping_of(data, "environment").items()),
         clauses=CLAUSES,
-        kernels=kernels,
-        firsts=_first_of_each(findings[: len(facts)]),
+        verdicts=verdicts,
         totals=_totals(kernels),
         about=about,
         facts=facts,
         left_out=(len(kernels) - len(about), len(findings) - len(facts), undrawn),
         many=len(findings),
-        tables=extra_tables(folder),
+        tables=tables,
         report_name=REPORT,
         style=style,
         script=script,
@@ -92,20 +94,19 @@ def _with_pictures(
             drawn = drawing.render(maps=page_maps(finding.maps, finding.tensor), island=island)
             if used + len(drawn.encode()) > _PAGE_BYTES:
                 drawn = ""
-        if finding.maps and not drawn:
-            undrawn += 1
-            drawn = "<p class=note>Its map did not fit on this page.</p>"
+        undrawn += bool(finding.maps) and not drawn
         used += len(drawn.encode())
         done.append(text.replace(_MAPS, drawn, 1))
     return done, undrawn
 
 
-def _first_of_each(findings: Sequence[FindingFacts]) -> dict[str, int]:
-    """Kernel and clause → the number of the first finding about them, for links from the table."""
+def _verdicts(kernels: Sequence[KernelFacts], findings: Sequence[FindingFacts], templates: Any) -> list[str]:
+    """The rows of the table kernel × clause; a clause leads to its first finding."""
     firsts: dict[str, int] = {}
     for finding in findings:
         firsts.setdefault(f"{finding.kernel} {finding.clause}", finding.number)
-    return firsts
+    row = templates.get_template("verdicts.html.j2")
+    return [row.render(kernel=kernel, firsts=firsts) for kernel in kernels]
 
 
 def _totals(kernels: Sequence[KernelFacts]) -> list[tuple[str, int]]:
