@@ -122,6 +122,14 @@ def replay(
     ] = None,
     device: Device = "cpu",
     isolation: IsolationName = "process",
+    under: Annotated[
+        str | None,
+        typer.Option(
+            "--under",
+            metavar="TOOL",
+            help="Run each once under compute-sanitizer[:memcheck|initcheck|racecheck] or rocm-asan, on a GPU.",
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Run saved cases again. Exit code 0: they pass now; 1: one still fails; 3: one cannot run here."""
@@ -130,7 +138,9 @@ def replay(
     from mla_verify.replay_command import replay_command
 
     interpret_on(device)
-    code = replay_command(paths, kernel=kernel, device=device, isolation=isolation_named(isolation), as_json=json)
+    code = replay_command(
+        paths, kernel=kernel, device=device, isolation=isolation_named(isolation), under=under, as_json=json
+    )
     raise typer.Exit(code)
 
 
@@ -285,7 +295,9 @@ def prove(
         typer.Argument(metavar="TARGET…", help="A registered name, or module:NAME or file.py:NAME of a declaration."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every registered kernel that has a declaration.")] = False,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Remember verdicts by TTIR and declaration.")] = True,
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Remember verdicts by TTIR and declaration.")
+    ] = True,
     launches: Annotated[
         bool, typer.Option("--launches/--no-launches", help="Compare declarations with real launches.")
     ] = True,

@@ -14,6 +14,7 @@ from mla_verify.isolation import Isolation
 from mla_verify.replaying import Replayed, replay_paths
 from mla_verify.reports.terminal import map_lines
 from mla_verify.table import console
+from mla_verify.under import replay_under, tool_named
 
 __all__ = ["replay_command"]
 
@@ -21,11 +22,18 @@ _STYLES = {"still fails": "bold red", "now passes": "green", "known deviation": 
 
 
 def replay_command(
-    paths: Sequence[Path], *, kernel: str | None, device: str, isolation: Isolation, as_json: bool
+    paths: Sequence[Path], *, kernel: str | None, device: str, isolation: Isolation, under: str | None, as_json: bool
 ) -> ExitCode:
-    """Replay the cases at `paths` and print what became of each; what is no case gets its sentence on stderr."""
+    """Replay the cases at `paths` and print what became of each; what is no case gets its sentence on stderr.
+
+    under: another tool that watches the device meanwhile (`mla_verify.under`), which has nothing to watch on a CPU.
+    """
     tell = _unreadable_only if as_json else _print
-    shown = replay_paths(paths, kernel=kernel, device=device, isolation=isolation, tell=tell)
+    if under is None:
+        shown = replay_paths(paths, kernel=kernel, device=device, isolation=isolation, tell=tell)
+    else:
+        on = "cuda" if device == "cpu" else device
+        shown = replay_under(paths, tool_named(under), kernel=kernel, device=on, tell=tell)
     if as_json:
         print(json.dumps([one.to_json() for one in shown], indent=2))
     elif len(shown) > 1:

@@ -24,7 +24,7 @@ from mla_verify.within import why_outside
 from sanitizer.finding import Finding
 from strategies.extents import elements_of
 
-__all__ = ["Outcome", "Replayed", "Replayer", "is_case_of", "kernel_of_case", "replay_paths"]
+__all__ = ["Outcome", "Replayed", "Replayer", "case_paths", "is_case_of", "kernel_of_case", "replay_paths"]
 
 Outcome = Literal["still fails", "now passes", "cannot run here", "known deviation", "unreadable"]
 _CODES: Final[dict[Outcome, ExitCode]] = {
@@ -165,7 +165,7 @@ def replay_paths(
     a path that is not there and for a folder without cases.
     """
     resolve_device(device)
-    files = list(_files(paths))
+    files = list(case_paths(paths))
     replayer = Replayer(device=device, isolation=isolation)
     done: list[Replayed] = []
     try:
@@ -224,7 +224,8 @@ def _parts(file: str) -> tuple[str, ...]:
     return tuple(part for part in PurePath(file).parts if part not in (".", ".."))
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
+def case_paths(paths: Iterable[Path]) -> Iterator[Path]:
+    """Every file that is named, and every case in a folder. Raises UsageError for a folder that holds none."""
     for path in paths:
         found = list(case_files([path]))
         if not found:
