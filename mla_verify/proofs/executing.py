@@ -253,7 +253,6 @@ class _Executor:
         self.path.append(inside)
         self._ops(op.regions[0][0].ops)
         self.path.pop()
-        self.dry = dry
         yields = op.regions[0][0].ops[-1].operands
         steps: list[Poly | None] = []
         hidden = {atom for poly in unknown.values() for atom in poly.atoms()} | trip.atoms()
@@ -269,6 +268,7 @@ class _Executor:
                 add = None
             outer = {atom for poly in probe for atom in poly.atoms()} | hidden
             steps.append(add if add is not None and not outer & set(_deep(add)) else None)
+        self.dry = dry
         return steps
 
     def _branch(self, op: Op) -> None:

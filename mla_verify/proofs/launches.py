@@ -68,6 +68,9 @@ def complaints(proof: Proof, launch: Seen) -> list[str]:
     x, y, z = launch.grid
     for text, extent in zip(proof.grid, (x, y, z), strict=False):
         names.setdefault(text, extent) if text.isidentifier() else None
+    for ragged in proof.ragged:  # of a tensor that this kernel is not given
+        if ragged.total.isidentifier() and ragged.total not in names and ragged.count in names:
+            names[ragged.total] = tables[ragged.table][names[ragged.count]]
     reader = Concrete(names, tables)
     wrong += [
         f"axis {axis} of the grid is declared as {text} = {reader.read(text)} and is {extent}"
@@ -90,12 +93,20 @@ def _missing(proof: Proof, launch: Seen) -> list[str]:
 def _learn_sizes(proof: Proof, launch: Seen, names: dict[str, Any]) -> None:
     """A size that only the declaration names is what the tensors say."""
     for layout in proof.layouts:
-        tensor = launch.arguments[layout.tensor]
-        shape = [size for size in tensor.shape]
-        if len(shape) == len(layout.sizes):
-            for text, size in zip(layout.sizes, shape, strict=True):
+        axes = _axes(layout, launch.arguments[layout.tensor])
+        if len(axes) == len(layout.sizes):
+            for text, (size, _) in zip(layout.sizes, axes, strict=True):
                 if text.isidentifier():
                     names.setdefault(text, size)
+
+
+def _axes(layout: Layout, tensor: Any) -> list[tuple[int, int]]:
+    """(size, stride) of each axis; of more axes than are declared, those of size 1 are none, the last ones first."""
+    axes = list(zip(tensor.shape, tensor.stride(), strict=True))
+    for axis in reversed(range(len(axes))):
+        if len(axes) > len(layout.sizes) and axes[axis][0] == 1:
+            del axes[axis]
+    return axes
 
 
 def _layout_complaints(layout: Layout, tensor: Any, reader: Concrete) -> list[str]:
@@ -104,7 +115,7 @@ def _layout_complaints(layout: Layout, tensor: Any, reader: Concrete) -> list[st
         (int(reader.read(size)), int(reader.read(stride)))
         for size, stride in zip(layout.sizes, layout.strides, strict=True)
     ]
-    found = list(zip(tensor.shape, tensor.stride(), strict=True))
+    found = _axes(layout, tensor)
     if 0 in tensor.shape and 0 in [size for size, _ in declared]:
         return []
     if [part for part in declared if part[0] != 1] == [part for part in found if part[0] != 1]:

@@ -17,16 +17,17 @@ from mla_verify.proofs.lowering import Lowered, Request, lower
 from mla_verify.proofs.model import Model, build
 from mla_verify.proofs.obligations import Answer, bounds, containment, coverage, defined, flow, race
 from mla_verify.proofs.replaying import Disagreement, Reenactment, Result, describe, reenact
-from mla_verify.proofs.searching import Breach, Found, search, shrink
+from mla_verify.proofs.searching import Breach, Found, at_largest, search, shrink
 from mla_verify.proofs.sizing import Setting
 from mla_verify.proofs.solving import z3_here
 from mla_verify.proofs.terms import Terms
 from mla_verify.proofs.verdicts import OutOfClass, Property, Verdict
 from mla_verify.proofs.widths import grid_fits, largest_factor, widths_hold
 
-__all__ = ["Proved", "configurations_of", "prove", "prove_flow"]
+__all__ = ["Proved", "configurations_of", "prove", "prove_flow", "prove_lowered", "prove_lowered_flow", "scene_of"]
 
 _FIRST_SEARCH: Final = 1.0  # seconds, for the smallest sizes
+_FIRST_LAUNCHES: Final = 120
 _SECOND_SEARCH: Final = 6.0  # seconds, where a proof has failed
 _TESTED: Final = ("containment", "race", "coverage", "bounds", "flow")  # what a launch can show
 
@@ -69,12 +70,15 @@ def prove(proof: Proof, *, cache: bool = True, replay: bool = True) -> list[Prov
     """
     z3_here()
     return [
-        _proved(proof, configuration, lowered, cache=cache, replay=replay)
+        prove_lowered(proof, configuration, lowered, cache=cache, replay=replay)
         for configuration, lowered in zip(proof.configurations, configurations_of(proof), strict=True)
     ]
 
 
-def _proved(proof: Proof, configuration: Mapping[str, Any], lowered: Lowered, *, cache: bool, replay: bool) -> Proved:
+def prove_lowered(
+    proof: Proof, configuration: Mapping[str, Any], lowered: Lowered, *, cache: bool = True, replay: bool = True
+) -> Proved:
+    """The same for one configuration whose TTIR is there."""
     start = time.monotonic()
     key = key_of(lowered.text, lowered.error, replace(proof, configurations=()), configuration, replay)
     known = recall(key) if cache else None
@@ -111,7 +115,7 @@ def prove_flow(pair: Flow, *, cache: bool = True, replay: bool = True) -> list[P
             verdicts = recall(key) if cache else None
             remembered = verdicts is not None
             if verdicts is None:
-                verdicts = _flow_verdicts(pair, (constants, text), (others, other_text), replay=replay)
+                verdicts = prove_lowered_flow(pair, (constants, text), (others, other_text), replay=replay)
                 if cache:
                     remember(key, verdicts)
             promises = tuple(dict.fromkeys((*producer.promises, *consumer.promises)))
@@ -119,13 +123,14 @@ def prove_flow(pair: Flow, *, cache: bool = True, replay: bool = True) -> list[P
     return made
 
 
-def _flow_verdicts(
+def prove_lowered_flow(
     pair: Flow,
     producer: tuple[Mapping[str, Any], Lowered],
     consumer: tuple[Mapping[str, Any], Lowered],
     *,
-    replay: bool,
+    replay: bool = True,
 ) -> list[Verdict]:
+    """The same as `prove_flow`, for two configurations whose TTIR is there."""
     terms = Terms()
     try:
         one = build(pair.producer, *producer, terms, tag="producer's ")
@@ -144,7 +149,7 @@ def _flow_of(one: Model, two: Model, tensor: str) -> Callable[[], Answer]:
 
 
 def _decide(models: Sequence[Model], questions: Sequence[_Question], flows: Sequence[str], *, replay: bool) -> list[Verdict]:
-    found = search(models, seconds=_FIRST_SEARCH, flows=flows)
+    found = search(models, seconds=_FIRST_SEARCH, launches=_FIRST_LAUNCHES, flows=flows)
     verdicts: list[Verdict] = []
     refuted: list[tuple[int, Breach, Setting]] = []
     for question in questions:
@@ -179,6 +184,10 @@ def _answered(models: Sequence[Model], question: _Question, found: Found, flows:
         empty = "" if plain else _vacuous(models, question, found)
         return Verdict(question.property, "unknown" if empty else "proved", question.tensor, empty or answer.detail)
     if plain:
+        largest = at_largest(models[0], question.property)
+        if largest is not None:
+            breach, setting = largest
+            return Verdict(question.property, "refuted", "", breach.detail, dict(setting.scalars), dict(setting.tables))
         return Verdict(question.property, "unknown", question.tensor, answer.detail)
     key = (question.property, question.tensor)
     more = search(models, seconds=_SECOND_SEARCH, seed=1, flows=flows, stop_at=[key])
@@ -210,13 +219,10 @@ def _refuted(models: Sequence[Model], breach: Breach, setting: Setting, *, flows
 
 def _shown(models: Sequence[Model], refuted: Sequence[tuple[int, Breach, Setting]]) -> list[Result]:
     scenes = [
-        Reenactment(
-            proofs=tuple(describe(replace(model.proof, configurations=())) for model in models),
-            constants=tuple(model.constants for model in models),
-            scalars=setting.scalars,
-            tables=setting.tables,
-            property=breach.property,
-            tensor=breach.tensor,
+        scene_of(
+            [model.proof for model in models],
+            [model.constants for model in models],
+            Verdict(breach.property, "refuted", breach.tensor, "", dict(setting.scalars), dict(setting.tables)),
         )
         for _, breach, setting in refuted
     ]
@@ -228,6 +234,18 @@ def _shown(models: Sequence[Model], refuted: Sequence[tuple[int, Breach, Setting
                 f"{dict(setting.scalars)} {dict(setting.tables)} ({breach.detail}), the kernel does not: {result.words}; please report it"
             )
     return results
+
+
+def scene_of(proofs: Sequence[Proof], constants: Sequence[Mapping[str, Any]], verdict: Verdict) -> Reenactment:
+    """The launch that a refutation speaks of."""
+    return Reenactment(
+        proofs=tuple(describe(replace(proof, configurations=())) for proof in proofs),
+        constants=tuple(constants),
+        scalars=verdict.sizes,
+        tables=verdict.tables,
+        property=verdict.property,
+        tensor=verdict.tensor,
+    )
 
 
 def _in_the_way(models: Sequence[Model], question: _Question) -> OutOfClass | None:

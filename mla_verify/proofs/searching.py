@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
@@ -18,8 +19,9 @@ from mla_verify.proofs.model import Model
 from mla_verify.proofs.simulating import Launch, TooMuch, run_program
 from mla_verify.proofs.sizing import Setting, Sizer, offsets_of
 from mla_verify.proofs.verdicts import OutOfClass, Property
+from mla_verify.proofs.widths import GRID_LIMITS
 
-__all__ = ["Breach", "Found", "grid_at", "launch_all", "search", "shrink", "sizer_of"]
+__all__ = ["Breach", "Found", "at_largest", "breaches_at", "grid_at", "launch_all", "search", "shrink", "sizer_of"]
 
 _MOST_PROGRAMS: Final = 600
 _MOST_LANES: Final = 4_000_000  # over all programs
@@ -109,6 +111,7 @@ def search(
     models: Sequence[Model],
     *,
     seconds: float,
+    launches: int = 1_000_000,
     seed: int = 0,
     flows: Sequence[str] = (),
     stop_at: Sequence[tuple[Property, str]] = (),
@@ -116,7 +119,7 @@ def search(
 ) -> Found:
     """Try settings, smallest first. Of two models the second reads what the first wrote of `flows`.
 
-    It ends early once all of `stop_at` are broken, or once something was stored to each of `stored`.
+    It ends after so many seconds or launches, and early once all of `stop_at` are broken, or once something was stored to each of `stored`.
     """
     found = Found()
     end = time.monotonic() + seconds
@@ -124,6 +127,8 @@ def search(
     wanted = set(stop_at)
     for setting in sizer.settings(seed):
         if time.monotonic() > end or (wanted and wanted <= set(found.breaches)):
+            break
+        if found.launches >= launches:
             break
         if stored and all(found.stored.get(tensor) for tensor in stored):
             break
@@ -200,6 +205,9 @@ def _output_breaches(layout: Layout, offsets: Array, live: Array, traffic: Traff
     if missing.size and layout.covered:
         at = tuple(int(part[0]) for part in np.nonzero(offsets == missing[0]))
         breaches.append(Breach("coverage", tensor, f"{tensor}{list(at)} is never stored"))
+    # What lies outside is told above; two stores that meet there are no second fault.
+    stores = [(number, part[np.isin(part, live)]) for number, part in stores] if outside.size else stores
+    stored = _all(stores)
     owners = np.concatenate([np.full(part.size, number) for number, part in stores]) if stores else np.zeros(0, int)
     order = np.lexsort((owners, stored))
     ordered, by = stored[order], owners[order]
@@ -266,4 +274,46 @@ def _again(
         for other in breaches:
             if (other.property, other.tensor) == (breach.property, breach.tensor):
                 return other, setting
+    return None
+
+
+def at_largest(model: Model, asked: Property) -> tuple[Breach, Setting] | None:
+    """Whether `overflow` or `grid` breaks at the largest declared sizes: at the corners of the grid alone.
+
+    An integer that leaves 32 bits counts where it moves an address that is accessed. Launching this would need the
+    memory; it is computed, with and without the wrap.
+    """
+    sizer = sizer_of([model])
+    free = {name: model.proof.most.get(name, 1) for name in sizer.free}
+    for small in sizer.completed(free, random.Random(0), tries=4):
+        strides = {name: model.proof.most[name] for name in sizer.strides if name in model.proof.most}
+        setting = Setting({**small.scalars, **strides}, small.tables)
+        if not sizer.kept(setting):
+            setting = small
+        grid = grid_at(model.proof, {**setting.scalars, **_integers(model.constants)})
+        if asked == "grid":
+            over = [axis for axis, extent, limit in zip("xyz", grid, GRID_LIMITS, strict=True) if extent > limit]
+            return (Breach("grid", "", f"axis {over[0]} of the grid {grid} is longer than a GPU takes"), setting) if over else None
+        corners = itertools.product(*({0, extent - 1} for extent in grid))
+        for program in corners if min(grid) > 0 else ():
+            moved = _moved(model, setting, grid, program)
+            if moved is not None:
+                return Breach("overflow", "", f"{moved}, by program {program}"), setting
+    return None
+
+
+def _moved(model: Model, setting: Setting, grid: tuple[int, int, int], program: tuple[int, ...]) -> str | None:
+    x, y, z = program
+    try:
+        wrapped, exact = (
+            run_program(model.function, model.names, Launch(setting.scalars, setting.tables, grid, wrap=wrap), (x, y, z))
+            for wrap in (True, False)
+        )
+    except (TooMuch, OutOfClass):
+        return None
+    for one, other in zip(wrapped, exact, strict=False):
+        if not np.array_equal(one.offsets, other.offsets):
+            want = int(other.offsets.flat[0]) if other.offsets.size else 0
+            have = int(one.offsets.flat[0]) if one.offsets.size else 0
+            return f"an offset of {one.base} is {want} and wraps to {have} ({one.line})"
     return None

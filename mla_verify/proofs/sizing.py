@@ -21,6 +21,7 @@ __all__ = ["Setting", "Sizer", "offsets_of"]
 
 _SMALL: Final = (1, 2, 3)
 _MOST_LISTED: Final = 4000
+_MOST_DRAWN: Final = 100_000
 _TABLE_TRIES: Final = 12
 _LONGEST: Final = (1, 2, 3, 5, 9, 17)  # entries of tables, or what lies between two offsets
 _DEFAULT_ENTRIES: Final = 16  # of a table whose length nothing declares
@@ -70,9 +71,9 @@ class Sizer:
         self.values = sorted({0, *_SMALL, *limits})
 
     def settings(self, seed: int) -> Iterator[Setting]:
-        """Ever larger settings, without end but for repeats; the same seed gives the same ones."""
+        """Settings without end but for repeats: the smallest first under seed 0, drawn at random under any other."""
         rng = random.Random(seed)
-        for scalars in self._scalars(rng):
+        for scalars in self._scalars(rng) if seed == 0 else self._drawn(rng):
             yield from self.completed(scalars, rng, tries=3 if self.tables else 1)
 
     def completed(self, free: Mapping[str, int], rng: random.Random, *, tries: int) -> Iterator[Setting]:
@@ -118,10 +119,15 @@ class Sizer:
         for values in tail:
             if fresh(values):
                 yield dict(zip(names, values, strict=True))
-        for _ in range(100_000):
-            values = tuple(rng.choice(self.values if rng.random() < 0.5 else small) for _ in names)
-            if fresh(values):
-                yield dict(zip(names, values, strict=True))
+        yield from self._drawn(rng)
+
+    def _drawn(self, rng: random.Random) -> Iterator[dict[str, int]]:
+        for _ in range(_MOST_DRAWN):
+            one = rng.choice(self.values)  # sizes that are large together reach what no single one does
+            yield {
+                name: one if rng.random() < 0.3 else rng.choice(self.values if rng.random() < 0.3 else _SMALL)
+                for name in self.free
+            }
 
     def _with_strides(self, scalars: dict[str, int], mode: int) -> dict[str, int] | None:
         """Scalars with what follows from them: strides with gaps, padded, packed, or with the first axis inside."""

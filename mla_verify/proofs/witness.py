@@ -12,7 +12,7 @@ from typing import Final
 
 from mla_verify.proofs.executing import Site
 from mla_verify.proofs.model import Model
-from mla_verify.proofs.terms import ZERO, Atom, Formula, Monomial, Poly, atoms_in, polys_in, without
+from mla_verify.proofs.terms import ZERO, Atom, Formula, Ge, Monomial, Poly, atoms_in, parts_of, polys_in, without
 
 __all__ = ["Divided", "Witness", "find_witness"]
 
@@ -124,6 +124,8 @@ class _Solver:
         return False
 
     def _solved(self, number: int, factors: dict[Atom, Poly], rest: Poly) -> bool:
+        if all(len(factor.terms) == 1 and factor.terms[0][1] < 0 for factor in factors.values()):
+            factors, rest = {atom: factor * -1 for atom, factor in factors.items()}, rest * -1
         if len(factors) == 1:
             ((atom, factor),) = factors.items()
             value = factor.constant
@@ -163,9 +165,21 @@ class _Solver:
             return Poly.number(atom.args[0])
         if atom.kind == "pid":
             return Poly.of(self.model.program.programs[self.model.program.axes.index(atom)])
+        if atom.kind == "trip":
+            return self._turns(atom)
         if atom.kind == "remainder":
             divisor = self._now(atom.args[1])
             return self._most(divisor) if self._open(divisor) else divisor
+        return None
+
+    def _turns(self, trip: Atom) -> Poly | None:
+        """How many turns a loop takes, where that is a number."""
+        for part in parts_of(self.site.path):
+            if isinstance(part, Ge):
+                step, rest = part.poly.divided((trip,))
+                by, last = step.constant, rest.constant
+                if by is not None and by < 0 and last is not None and last >= 0:
+                    return Poly.number(last // -by + 1)
         return None
 
     def _most(self, divisor: Poly) -> Poly | None:

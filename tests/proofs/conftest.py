@@ -1,0 +1,20 @@
+"""TTIR of all subjects, made once: by another process where Triton in this one interprets."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_verify.proofs.lowering import Lowered, Request, lower
+from tests.proofs.subjects import FLOWS, SUBJECTS
+
+pytest.importorskip("triton", reason="needs Triton: pip install triton")
+pytest.importorskip("z3", reason="needs z3: pip install z3-solver")
+
+
+@pytest.fixture(scope="session")
+def lowered() -> dict[str, Lowered]:
+    """By the declaration's name."""
+    proofs = {name: subject.proof for name, subject in SUBJECTS.items()}
+    proofs |= {part.name: part for flow, _ in FLOWS.values() for part in (flow.producer, flow.consumer)}
+    requests = [Request(part.kernel, part.pointers, part.scalars, part.configurations[0]) for part in proofs.values()]
+    return dict(zip(proofs, lower(requests), strict=True))
