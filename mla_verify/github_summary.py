@@ -8,11 +8,13 @@ from pathlib import Path
 
 from mla_verify.errors import UsageError
 from mla_verify.report import Report
+from mla_verify.reports.terminal import map_lines
 from mla_verify.table import replay_line
 from sanitizer.finding import CLAUSES
 
 __all__ = ["github_summary_path", "summary_text", "write_github_summary"]
 
+_MAP_WIDTH = 100  # characters; what the page shows without scrolling
 _MARKS = {"pass": "✅", "fail": "❌ fail", "known": "known", "not checked": "not chk.", "unavailable": "unavailable"}
 
 
@@ -65,6 +67,9 @@ def _details(report: Report) -> Iterator[str]:
         yield f"* {finding.clause}: {_code(finding.detail)}, smallest problem {_code(finding.problem_text)}"
         if finding.case is not None:
             yield f"  * {_code(replay_line(finding.case, report.target))}"
+        lines = [line.plain for line in map_lines(finding.maps, finding.tensor, width=_MAP_WIDTH)]
+        if lines:
+            yield from ("", "  ```text", *(f"  {line.replace('`', chr(39))}" for line in lines), "  ```", "")
     for deviation in report.deviations:
         if deviation.state == "stale":
             yield f"* stale known deviation, to be deleted: {deviation.clause}, {_code(deviation.reason)}"

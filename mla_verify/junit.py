@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as Xml
 
-from mla_verify.cases import write_whole
+from mla_verify.cases import versions, write_whole
 from mla_verify.report import Report
+from mla_verify.reports.terminal import map_lines
 from mla_verify.table import replay_line
 
 __all__ = ["junit_text", "write_junit"]
+
+_MAP_WIDTH: Final = 100  # characters; what a CI system shows of a failure without scrolling
 
 # What XML 1.0 has no way to say; a kernel may have put anything into its message.
 _UNSPEAKABLE: Final = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
@@ -28,6 +31,7 @@ def junit_text(reports: Sequence[Report]) -> str:
     root = Xml.Element("testsuites", name="mla-verify")
     for report in reports:
         suite = Xml.SubElement(root, "testsuite", name=_said(f"{report.kernel} ({report.contract}, {report.device})"))
+        _add_properties(suite, report)
         for clause, verdict in report.clauses.items():
             case = _case(suite, report, clause)
             if verdict.verdict == "fail":
@@ -43,11 +47,30 @@ def junit_text(reports: Sequence[Report]) -> str:
                 Xml.SubElement(case, "failure", message=_said(words))
         cases = suite.findall("testcase")
         suite.set("tests", str(len(cases)))
+        suite.set("errors", "0")
         suite.set("failures", str(sum(case.find("failure") is not None for case in cases)))
         suite.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
         suite.set("time", f"{report.seconds:.3f}")
     Xml.indent(root)
     return Xml.tostring(root, encoding="unicode", xml_declaration=False) + "\n"
+
+
+def _add_properties(suite: Xml.Element, report: Report) -> None:
+    """What a reader of the verdicts has to know beside them."""
+    told: list[tuple[str, object]] = [
+        ("contract", report.contract),
+        ("device", report.device),
+        ("seed", report.seed),
+        ("examples", report.examples),
+        ("not_judged", report.not_judged),
+        *(("precondition", word) for word in report.preconditions),
+        *(("declares", word) for word in report.declarations),
+        *(("note", note) for note in report.notes),
+        *((f"version.{name}", version) for name, version in versions().items()),
+    ]
+    properties = Xml.SubElement(suite, "properties")
+    for name, value in told:
+        Xml.SubElement(properties, "property", name=name, value=_said(str(value)))
 
 
 def _case(suite: Xml.Element, report: Report, name: str) -> Xml.Element:
@@ -63,6 +86,7 @@ def _fail(case: Xml.Element, report: Report, clause: str) -> None:
         lines += [finding.detail, f"smallest problem: {finding.problem_text}"]
         if finding.case is not None:
             lines.append(f"replay: {replay_line(finding.case, report.target)}")
+        lines += [line.plain for line in map_lines(finding.maps, finding.tensor, width=_MAP_WIDTH)]
     failure.text = _said("\n".join(lines))
 
 

@@ -89,8 +89,10 @@ def _label(axes: Any, picture: Picture) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text in which matplotlib sees no formula."""
-    return text.replace("$", r"\$")
+    """Text in which matplotlib sees no formula, and XML nothing that it cannot say."""
+    return "".join(one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text).replace(
+        "$", r"\$"
+    )
 
 
 def _matplotlib() -> Any:

@@ -35,7 +35,8 @@ _MAPS: Final = "<!-- maps -->"  # where a finding's pictures go; no text can say
 def write_page(folder: Path) -> Path:
     """Make `folder`/index.html of what lies in the folder; its path. Raises UsageError where that cannot be done."""
     path = folder / PAGE
-    write_whole(path, page_text(read_report(folder), folder))
+    # A message may hold what UTF-8 has no way to say.
+    write_whole(path, page_text(read_report(folder), folder).encode("utf-8", "replace").decode("utf-8"))
     return path
 
 
@@ -49,7 +50,7 @@ def page_text(data: Mapping[str, Any], folder: Path) -> str:
     style, script = _asset("page.css"), _asset("page.js")
     tables = "".join(templates.get_template("table.html.j2").render(table=table) for table in extra_tables(folder))
     verdicts = _verdicts(kernels, findings, templates)
-    about, used = _fitting(about, sum(len(text.encode()) for text in (style, script, tables, *verdicts)))
+    about, used = _fitting(about, sum(map(_size, (style, script, tables, *verdicts))))
     facts, used = _fitting(facts, used)
     verdicts = _verdicts(kernels, findings[: len(facts)], templates)  # no link to a finding that did not fit
     facts, undrawn = _with_pictures(facts, findings, used, templates)
@@ -75,10 +76,14 @@ def page_text(data: Mapping[str, Any], folder: Path) -> str:
 def _fitting(texts: list[str], used: int) -> tuple[list[str], int]:
     """As many of the texts as fit, and the bytes that are used then. See Note [Size]."""
     for place, text in enumerate(texts):
-        used += len(text.encode())
+        used += _size(text)
         if used > _FACTS_BYTES:
-            return texts[:place], used - len(text.encode())
+            return texts[:place], used - _size(text)
     return texts, used
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
 
 
 def _with_pictures(
@@ -92,10 +97,10 @@ def _with_pictures(
         drawn = ""
         if finding.maps and used < _PAGE_BYTES:
             drawn = drawing.render(maps=page_maps(finding.maps, finding.tensor), island=island)
-            if used + len(drawn.encode()) > _PAGE_BYTES:
+            if used + _size(drawn) > _PAGE_BYTES:
                 drawn = ""
         undrawn += bool(finding.maps) and not drawn
-        used += len(drawn.encode())
+        used += _size(drawn)
         done.append(text.replace(_MAPS, drawn, 1))
     return done, undrawn
 

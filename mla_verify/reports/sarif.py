@@ -145,4 +145,4 @@ def _relative(shown: str) -> dict[str, str]:
 
 def _fingerprint(*words: str) -> str:
     """What makes this finding the same one in the next run."""
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +32,10 @@ def place_of(kernel: Kernel) -> SourcePlace | None:
         function: Callable[..., Any] = kernel.load()
     except (Unavailable, UsageError):
         function = kernel.load
-    return _place(inspect.unwrap(function)) or _place(type(function))
+    plain = inspect.unwrap(function)
+    if inspect.isroutine(plain) or isinstance(plain, functools.partial):
+        return _place(plain)
+    return _place(plain) or _place(type(plain))
 
 
 def shown_path(file: Path) -> str:
@@ -42,8 +46,8 @@ def shown_path(file: Path) -> str:
 
 
 def _place(what: Any) -> SourcePlace | None:
-    while hasattr(what, "fn"):  # Triton's wrappers keep what they launch under this name
-        what = what.fn
+    while isinstance(what, functools.partial) or hasattr(what, "fn"):  # Triton's wrappers keep a kernel under this name
+        what = what.func if isinstance(what, functools.partial) else what.fn
     try:
         file = inspect.getsourcefile(what)
         _, line = inspect.getsourcelines(what)

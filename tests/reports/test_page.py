@@ -69,6 +69,11 @@ def test_markup_from_a_kernel_is_text(tmp_path: Path) -> None:
     assert "{{ 7 * 7 }}" in whole
 
 
+def test_what_utf8_cannot_say_is_replaced(tmp_path: Path) -> None:
+    """Half a surrogate pair, a NUL or an escape sequence in a message keeps no page from being written."""
+    assert 'class="finding"' in page_of(tmp_path, report("\ud800", finding(detail="\x00 \x1b[31m \udfff")))
+
+
 def test_data_for_the_script_cannot_end_its_element(tmp_path: Path) -> None:
     """Inside the JSON of a map no "<" is left, and it is read back as it was."""
     whole = page_of(tmp_path, report("k", finding(maps=(map_of(program=MARKUP),))))
