@@ -15,8 +15,8 @@ from mla_verify.errors import ExitCode, UsageError
 from mla_verify.proofs.declaring import Flow, Proof
 from mla_verify.proofs.launches import launches_of
 from mla_verify.proofs.lowering import resolve
-from mla_verify.proofs.proving import Proved, prove, prove_flow
-from mla_verify.proofs.replaying import Reenactment, describe, reenact
+from mla_verify.proofs.proving import Proved, prove, prove_flow, scene_of
+from mla_verify.proofs.replaying import reenact
 from mla_verify.proofs.verdicts import PROPERTIES, Outcome, Verdict
 
 __all__ = ["Proven", "declared_names", "exit_code", "prove_command", "proven_json", "replay_refutation"]
@@ -47,7 +47,9 @@ def declared_names() -> tuple[str, ...]:
     return tuple(importlib.import_module(_OWN).DECLARED)
 
 
-def prove_command(targets: Sequence[str], *, cache: bool, launches: bool, cases: Path | None, as_json: bool) -> ExitCode:
+def prove_command(
+    targets: Sequence[str], *, cache: bool, launches: bool, cases: Path | None, as_json: bool
+) -> ExitCode:
     """Decide, print, and save what is refuted."""
     proven = [_proven(target, cache=cache, launches=launches) for target in targets]
     saved = {} if cases is None else _saved(proven, cases)
@@ -73,8 +75,8 @@ def _proven(target: str, *, cache: bool, launches: bool) -> Proven:
     if not references:
         if ":" not in target:
             raise UsageError(
-                f"{target!r} has no declaration for a proof; those that have one: {', '.join(registered)}; for a kernel "
-                "of your own write one and name it as file.py:NAME (docs/proofs.md)"
+                f"{target!r} has no declaration for a proof; those that have one: {', '.join(registered)}; for a "
+                "kernel of your own write one and name it as file.py:NAME (docs/proofs.md)"
             )
         references = [target]
     parts = [part for reference in references for part in _declarations(reference)]
@@ -83,7 +85,7 @@ def _proven(target: str, *, cache: bool, launches: bool) -> Proven:
         results += prove_flow(part, cache=cache) if isinstance(part, Flow) else prove(part, cache=cache)
     complaints: list[str] = []
     if launches and target in registered:
-        proofs = [ref for ref in references if isinstance(resolve(ref), Proof) and "WITHOUT" not in ref]
+        proofs = [ref for ref in references if isinstance(resolve(ref), Proof)]
         complaints = launches_of(target, proofs)
     return Proven(target, tuple(results), tuple(complaints))
 
@@ -137,7 +139,11 @@ def _saved(proven: Sequence[Proven], folder: Path) -> dict[str, str]:
                     "sizes": verdict.sizes,
                     "tables": {name: list(held) for name, held in verdict.tables.items()},
                     "detail": verdict.detail,
-                    "versions": {"python": platform.python_version(), "triton": _version("triton"), "z3": _version("z3")},
+                    "versions": {
+                        "python": platform.python_version(),
+                        "triton": _version("triton"),
+                        "z3": _version("z3"),
+                    },
                 }
                 text = json.dumps(case, indent=2)
                 about = f"{result.name}-{verdict.property}-{verdict.tensor}"
@@ -161,22 +167,22 @@ def replay_refutation(path: Path, *, target: str) -> bool:
     parts = {part.name: part for reference in references for part in _declarations(reference)}
     part = parts.get(case["name"])
     if part is None:
-        raise UsageError(f"{target} declares no {case['name']!r}, which {path} is about; it declares {', '.join(parts)}")
+        raise UsageError(
+            f"{target} declares no {case['name']!r}, which {path} is about; it declares {', '.join(parts)}"
+        )
     proofs = (part.producer, part.consumer) if isinstance(part, Flow) else (part,)
-    scene = Reenactment(
-        proofs=tuple(describe(proof) for proof in proofs),
-        constants=tuple({name: case["constexprs"][name] for name in proof.configurations[0]} for proof in proofs),
-        scalars=case["sizes"],
-        tables=case["tables"],
-        property=case["property"],
-        tensor=case["tensor"],
-    )
+    constants = [{name: case["constexprs"][name] for name in proof.configurations[0]} for proof in proofs]
+    verdict = Verdict(case["property"], "refuted", case["tensor"], "", case["sizes"], case["tables"])
+    scene = scene_of(proofs, constants, verdict)
     return reenact([scene])[0].shown
 
 
 def _version(package: str) -> str:
     try:
-        return str(getattr(importlib.import_module(package), "__version__", "") or importlib.import_module(package).get_version_string())
+        return str(
+            getattr(importlib.import_module(package), "__version__", "")
+            or importlib.import_module(package).get_version_string()
+        )
     except ImportError:
         return ""
 
@@ -232,7 +238,9 @@ def _grouped(results: Sequence[Proved]) -> dict[tuple[str, str, str], list[tuple
 
 def _words(result: Proved, verdict: Verdict, saved: Mapping[str, str]) -> str:
     constexprs = ", ".join(f"{name}={value}" for name, value in result.configuration.items())
-    text = f"{verdict.outcome}: {verdict.property} of {verdict.tensor or result.name} ({constexprs})\n  {verdict.detail}"
+    text = (
+        f"{verdict.outcome}: {verdict.property} of {verdict.tensor or result.name} ({constexprs})\n  {verdict.detail}"
+    )
     if verdict.sizes:
         text += "\n  at " + ", ".join(f"{name}={value}" for name, value in verdict.sizes.items())
         text += "".join(f"\n  {name} = {list(held)}" for name, held in verdict.tables.items())
@@ -258,7 +266,9 @@ def _claim(part: Proven) -> str:
     lines += [f"    (32 bits: {text})" for text in widths]
     if held:
         lines.append("as long as the caller keeps: " + "; ".join(promises) + "; layouts whose elements do not overlap,")
-        lines.append("tensors that do not overlap, and these constexprs. Nothing is said of values, nor of what becomes of TTIR.")
+        lines.append(
+            "tensors that do not overlap, and these constexprs. Nothing is said of values, nor of what becomes of TTIR."
+        )
     return "\n".join(lines)
 
 

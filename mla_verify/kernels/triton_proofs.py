@@ -127,7 +127,7 @@ ATTEND: Final = Proof(
     each=(
         _LAST_PAGE,
         _LANES,
-        Each("i", "num_indices", "kv_indices_ptr[i] >= 0 and kv_indices_ptr[i] < num_pages"),
+        Each("i", "kv_indptr_ptr[batch]", "kv_indices_ptr[i] >= 0 and kv_indices_ptr[i] < num_pages"),
     ),
     ragged=(_ROWS, _PAGES),
     most=_MOST,

@@ -121,7 +121,15 @@ _COMPARISONS: Final[Mapping[str, Callable[[Poly, Poly], Formula]]] = {
     "eq": equal,
     "ne": lambda one, other: negation(equal(one, other)),
 }
-_FLOAT_OPS: Final = ("math.", "tt.dot", "tt.fp_to_fp", "tt.precise_", "tt.clampf", "tt.mulhiui", "tt.extern_elementwise")
+_FLOAT_OPS: Final = (
+    "math.",
+    "tt.dot",
+    "tt.fp_to_fp",
+    "tt.precise_",
+    "tt.clampf",
+    "tt.mulhiui",
+    "tt.extern_elementwise",
+)
 _PASS: Final = ("tt.return", "scf.yield", "tt.debug_barrier", "gpu.barrier", "ttg.barrier", "tt.print", "tt.assert")
 
 
@@ -140,7 +148,9 @@ class _Executor:
         self.axes = tuple(_only(terms.atom("pid", f"{tag}program_id({axis})")) for axis in AXES)
         self.programs = tuple(_only(terms.atom("programs", f"{tag}num_programs({axis})")) for axis in AXES)
         if len(names) != len(function.arguments):
-            raise OutOfClass(f"{function.name} takes {len(function.arguments)} arguments, declared are {len(names)}", "")
+            raise OutOfClass(
+                f"{function.name} takes {len(function.arguments)} arguments, declared are {len(names)}", ""
+            )
         for name, (value, kind) in zip(names, function.arguments, strict=True):
             if kind.pointer:
                 self.values[value] = Value("pointer", lambda _: ZERO, base=name)
@@ -212,7 +222,9 @@ class _Executor:
                 self.values[name] = value
 
     def _loop(self, op: Op) -> None:
-        head = re.match(r"scf\.for (?:unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)(?: iter_args\((.*?)\) ->)?", op.text)
+        head = re.match(
+            r"scf\.for (?:unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)(?: iter_args\((.*?)\) ->)?", op.text
+        )
         if head is None:
             raise OutOfClass("a loop that cannot be read", op.line)
         turn, first, end, step = head.groups()[:4]
@@ -238,9 +250,7 @@ class _Executor:
         for result, (_, start), add in zip(op.results, carried, per_turn, strict=True):
             self.values[result] = _moved(self.values[start], turns, add, op.line)
 
-    def _steps_of(
-        self, op: Op, carried: Sequence[tuple[str, str]], inside: Formula, trip: Poly
-    ) -> list[Poly | None]:
+    def _steps_of(self, op: Op, carried: Sequence[tuple[str, str]], inside: Formula, trip: Poly) -> list[Poly | None]:
         """By how much each carried value grows in a turn; None where that is not always the same."""
         if not carried:
             return []
@@ -280,7 +290,9 @@ class _Executor:
             self._ops(ops)
             self.path.pop()
             last = ops[-1] if ops else None
-            outcomes.append(tuple(self.values[name] for name in last.operands) if last and last.name == "scf.yield" else ())
+            outcomes.append(
+                tuple(self.values[name] for name in last.operands) if last and last.name == "scf.yield" else ()
+            )
         if op.results:
             for result, one, other in zip(op.results, *outcomes, strict=True):
                 self.values[result] = self._chosen(lambda _: condition, one, other, op)
@@ -293,7 +305,9 @@ class _Executor:
             return self._constant(op)
         if name in ("tt.get_program_id", "tt.get_num_programs"):
             axis = AXES.index(op.text.split()[1])
-            return Value("int", _always(Poly.of((self.axes if name == "tt.get_program_id" else self.programs)[axis])), bits=32)
+            return Value(
+                "int", _always(Poly.of((self.axes if name == "tt.get_program_id" else self.programs)[axis])), bits=32
+            )
         if name == "tt.make_range":
             start = _attribute(op, "start")
             return Value("int", lambda index: index[0] + start, op.result_type.shape, 32)
@@ -343,7 +357,13 @@ class _Executor:
             more = self._integer(op.operands[1], op)
             return Value("pointer", lambda index: at(index) + more(index), shape, base=value.base)
         if op.name in ("tt.splat", "tt.unsplat"):
-            return Value(value.kind, lambda _: at(() if op.name == "tt.splat" else (ZERO,) * len(value.shape)), shape, value.bits, value.base)
+            return Value(
+                value.kind,
+                lambda _: at(() if op.name == "tt.splat" else (ZERO,) * len(value.shape)),
+                shape,
+                value.bits,
+                value.base,
+            )
         if op.name == "tt.expand_dims":
             axis = _attribute(op, "axis")
             return Value(value.kind, lambda index: at(index[:axis] + index[axis + 1 :]), shape, value.bits, value.base)
@@ -388,7 +408,9 @@ class _Executor:
         values = [self.values[operand] for operand in op.operands]
         kind = op.result_type
         if name == "select":
-            return self._chosen(values[0].at, values[1], values[2], op) if values[0].kind == "bool" else self._poison(op)
+            return (
+                self._chosen(values[0].at, values[1], values[2], op) if values[0].kind == "bool" else self._poison(op)
+            )
         if any(value.kind == "float" for value in values):
             return self._unfollowed(values, op)
         if name in ("extsi", "extui", "index_cast", "trunci") and values[0].kind == "int":
@@ -398,7 +420,9 @@ class _Executor:
         if name in ("extui", "extsi") and values[0].kind == "bool":
             one = 1 if name == "extui" else -1
             truth = values[0].at
-            return Value("int", lambda index: self.terms.select(truth(index), Poly.number(one), ZERO), kind.shape, kind.bits)
+            return Value(
+                "int", lambda index: self.terms.select(truth(index), Poly.number(one), ZERO), kind.shape, kind.bits
+            )
         if name == "cmpi":
             return self._comparison(values, op)
         if len(values) == 2 and all(value.kind == "bool" for value in values):
@@ -413,7 +437,9 @@ class _Executor:
             kept = [value for value in values if value.kind == "bool"]
             unknown = Opaque(op.operands[0], op.line)
             of = all_of if op.name == "arith.andi" else any_of
-            return Value("bool", lambda index: of([unknown, *(value.at(index) for value in kept)]), op.result_type.shape)
+            return Value(
+                "bool", lambda index: of([unknown, *(value.at(index) for value in kept)]), op.result_type.shape
+            )
         return self._poison(op)
 
     def _comparison(self, values: Sequence[Value], op: Op) -> Value:
@@ -540,10 +566,7 @@ class _Executor:
 
     def _loaded(self, op: Op, pointer: Value, mask: Value | None, masked: Sequence[str]) -> Value:
         kind = op.result_type
-        if kind.pointer:  # the type is written for the pointer
-            element = Type(kind.shape, kind.element[4:-1])
-        else:
-            element = kind
+        element = Type(kind.shape, kind.element[4:-1]) if kind.pointer else kind  # the type is that of the pointer
         if not element.bits or element.bits < 32:
             return _float("a loaded value", op.line, element)
         other = self.values[masked[1]] if len(masked) > 1 else None
@@ -591,7 +614,9 @@ class _Executor:
             self._narrow, self._demands = outer
             self._masking = True
         within = all_of(
-            part for lane, size in zip(lanes, sizes, strict=True) for part in (at_least(lane, 0), less(lane, Poly.number(size)))
+            part
+            for lane, size in zip(lanes, sizes, strict=True)
+            for part in (at_least(lane, 0), less(lane, Poly.number(size)))
         )
         self.sites.append(
             Site(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any
 
 from mla_verify.errors import UsageError
 from mla_verify.proofs.terms import (
@@ -31,7 +33,9 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
-        raise UsageError(f"{text!r} is no expression of a proof: {error.msg}; write e.g. 'cdiv(M, BLOCK) * N'") from error
+        raise UsageError(
+            f"{text!r} is no expression of a proof: {error.msg}; write e.g. 'cdiv(M, BLOCK) * N'"
+        ) from error
 
 
 @functools.lru_cache(maxsize=4096)
@@ -61,6 +65,7 @@ class _Reader:
     functions: Mapping[str, Callable[..., Any]]
 
     def read(self, text: str) -> Any:
+        """What an expression says."""
         return self._read(_parsed(text), text)
 
     def _read(self, node: ast.expr, text: str) -> Any:
@@ -82,7 +87,10 @@ class _Reader:
             case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in self.comparisons for op in ops):
                 sides = [self._read(side, text) for side in (left, *others)]
                 return self.joined(
-                    [self.comparisons[type(op)](*pair) for op, pair in zip(ops, zip(sides, sides[1:], strict=False), strict=True)],
+                    [
+                        self.comparisons[type(op)](*pair)
+                        for op, pair in zip(ops, itertools.pairwise(sides), strict=True)
+                    ],
                     every=True,
                 )
             case ast.Subscript(value=ast.Name(id=table), slice=index):
@@ -95,22 +103,28 @@ class _Reader:
                     "+ - * // %, comparisons, and/or/not, table[index], cdiv, min, max and implies"
                 )
 
-    def truth(self, value: bool) -> Any:  # noqa: FBT001
+    def truth(self, value: bool) -> Any:
+        """True or False."""
         raise NotImplementedError
 
     def number(self, value: int) -> Any:
+        """An integer."""
         raise NotImplementedError
 
     def name(self, name: str, text: str) -> Any:
+        """What a name in `text` stands for."""
         raise NotImplementedError
 
     def entry(self, table: str, index: Any) -> Any:
+        """What a table holds."""
         raise NotImplementedError
 
     def opposite(self, value: Any) -> Any:
+        """The opposite of a truth."""
         raise NotImplementedError
 
     def joined(self, values: Sequence[Any], *, every: bool) -> Any:
+        """All of them, or any."""
         raise NotImplementedError
 
 
@@ -155,13 +169,16 @@ class Symbolic(_Reader):
             raise UsageError(f"{text!r} is a number, wanted a comparison")
         return value
 
-    def truth(self, value: bool) -> Formula:  # noqa: FBT001
+    def truth(self, value: bool) -> Formula:
+        """True or False."""
         return TRUE if value else FALSE
 
     def number(self, value: int) -> Poly:
+        """An integer."""
         return Poly.number(value)
 
     def name(self, name: str, text: str) -> Poly:
+        """What a name in `text` stands for."""
         if name in self.bound:
             return self.bound[name]
         if name in self.constants:
@@ -172,62 +189,77 @@ class Symbolic(_Reader):
         return self.terms.parameter(name)
 
     def entry(self, table: str, index: Poly) -> Poly:
+        """What a table holds."""
         return self.terms.load(table, index)
 
     def opposite(self, value: Formula) -> Formula:
+        """The opposite of a truth."""
         return negation(value)
 
     def joined(self, values: Sequence[Formula], *, every: bool) -> Formula:
+        """All of them, or any."""
         return (all_of if every else any_of)(values)
 
 
 class Concrete(_Reader):
     """Expressions as numbers. Raises LookupError for an entry that a table does not have."""
 
-    operations = {
-        ast.Add: operator.add,
-        ast.Sub: operator.sub,
-        ast.Mult: operator.mul,
-        ast.FloorDiv: operator.floordiv,
-        ast.Mod: operator.mod,
-    }
-    comparisons = {
-        ast.Lt: operator.lt,
-        ast.LtE: operator.le,
-        ast.Gt: operator.gt,
-        ast.GtE: operator.ge,
-        ast.Eq: operator.eq,
-        ast.NotEq: operator.ne,
-    }
-    functions = {
-        "cdiv": lambda one, other: -(-one // other),
-        "min": min,
-        "max": max,
-        "implies": lambda one, other: (not one) or other,
-    }
+    operations: Mapping[type, Callable[[Any, Any], Any]] = MappingProxyType(
+        {
+            ast.Add: operator.add,
+            ast.Sub: operator.sub,
+            ast.Mult: operator.mul,
+            ast.FloorDiv: operator.floordiv,
+            ast.Mod: operator.mod,
+        }
+    )
+    comparisons: Mapping[type, Callable[[Any, Any], Any]] = MappingProxyType(
+        {
+            ast.Lt: operator.lt,
+            ast.LtE: operator.le,
+            ast.Gt: operator.gt,
+            ast.GtE: operator.ge,
+            ast.Eq: operator.eq,
+            ast.NotEq: operator.ne,
+        }
+    )
+    functions: Mapping[str, Callable[..., Any]] = MappingProxyType(
+        {
+            "cdiv": lambda one, other: -(-one // other),
+            "min": min,
+            "max": max,
+            "implies": lambda one, other: (not one) or other,
+        }
+    )
 
     def __init__(self, names: Mapping[str, Any], tables: Mapping[str, Sequence[int]]) -> None:
         self.names, self.tables = names, tables
 
-    def truth(self, value: bool) -> bool:  # noqa: FBT001
+    def truth(self, value: bool) -> bool:
+        """True or False."""
         return value
 
     def number(self, value: int) -> int:
+        """An integer."""
         return value
 
     def name(self, name: str, text: str) -> int:
+        """What a name in `text` stands for."""
         if name not in self.names:
             raise UsageError(f"{text!r} names {name}, which is no parameter, constexpr or size of this proof")
         return int(self.names[name])
 
     def entry(self, table: str, index: int) -> int:
+        """What a table holds."""
         held = self.tables[table]
         if not 0 <= index < len(held):
             raise LookupError(f"{table}[{index}]")
         return int(held[index])
 
-    def opposite(self, value: bool) -> bool:  # noqa: FBT001
+    def opposite(self, value: bool) -> bool:
+        """The opposite of a truth."""
         return not value
 
     def joined(self, values: Sequence[bool], *, every: bool) -> bool:
+        """All of them, or any."""
         return (all if every else any)(values)

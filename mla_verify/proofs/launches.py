@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,22 +35,21 @@ class Seen:
 
 
 @contextlib.contextmanager
-def seen_launches() -> Generator[list[Seen], None, None]:
-    """Every interpreted launch within the context."""
+def seen_launches(look: Callable[[Seen], None]) -> Generator[None, None, None]:
+    """Have `look` see every interpreted launch within the context, before it happens: memory is used again later."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     stock = interpreter.GridExecutor.__call__
-    seen: list[Seen] = []
 
     def call(executor: Any, *arguments: Any, **named: Any) -> Any:
         given = {**dict(zip(executor.arg_names, arguments, strict=False)), **named}
         grid = executor.grid(given) if callable(executor.grid) else executor.grid
         x, y, z = [*grid, 1, 1][:3]
-        seen.append(Seen(executor.fn.__name__, given, (x, y, z)))
+        look(Seen(executor.fn.__name__, given, (x, y, z)))
         return stock(executor, *arguments, **named)
 
     interpreter.GridExecutor.__call__ = call
     try:
-        yield seen
+        yield
     finally:
         interpreter.GridExecutor.__call__ = stock
 
@@ -84,6 +83,13 @@ def complaints(proof: Proof, launch: Seen) -> list[str]:
     wrong += [f"the launch breaks the promise {text}" for text in proof.preconditions if not reader.read(text)]
     wrong += _table_complaints(proof, names, tables)
     return wrong
+
+
+def _meant(proof: Proof, launch: Seen) -> bool:
+    """Whether the constexprs that all configurations agree in, numbers and truths, are those of the launch."""
+    first = proof.configurations[0]
+    fixed = [name for name in first if all(part[name] == first[name] for part in proof.configurations)]
+    return all(first[name] == launch.arguments.get(name) for name in fixed if isinstance(first[name], int))
 
 
 def _missing(proof: Proof, launch: Seen) -> list[str]:
@@ -168,19 +174,19 @@ def _main() -> None:
 
     kernel, references, problems = json.load(sys.stdin)
     proofs: list[Proof] = [resolve(reference) for reference in references]
-    with seen_launches() as seen:
+    found: dict[str, None] = {}
+    launched: set[str] = set()
+
+    def look(launch: Seen) -> None:
+        for proof in proofs:
+            if proof.kernel.rpartition(":")[2] == launch.function and _meant(proof, launch):
+                launched.add(proof.name)
+                found.update({f"{proof.name}: {text}": None for text in complaints(proof, launch)})
+
+    with seen_launches(look):
         check(registered(kernel), examples=problems, seed=0, isolation="none", sequences=False)
-    by_function = {proof.kernel.rpartition(":")[2]: [] for proof in proofs}
-    for launch in seen:
-        if launch.function in by_function:
-            by_function[launch.function].append(launch)
-    found: list[str] = []
-    for proof in proofs:
-        launches = by_function[proof.kernel.rpartition(":")[2]]
-        if not launches:
-            found.append(f"{proof.name}: no problem launched it")
-        found += [f"{proof.name}: {text}" for launch in launches for text in complaints(proof, launch)]
-    print(json.dumps(list(dict.fromkeys(found))))
+    found.update({f"{proof.name}: no problem launched it": None for proof in proofs if proof.name not in launched})
+    print(json.dumps(list(found)))
 
 
 if __name__ == "__main__":

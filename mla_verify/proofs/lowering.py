@@ -111,7 +111,7 @@ def _text_of(function: Any, request: Request, names: tuple[str, ...]) -> str:
     library = importlib.import_module(_IR)
     compiler = importlib.import_module("triton.compiler.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
-    kinds = {name: "i32" for name in names}
+    kinds = dict.fromkeys(names, "i32")
     kinds.update(request.scalars)
     kinds.update({name: f"*{element}" for name, element in request.pointers.items()})
     kinds.update(dict.fromkeys(request.constexprs, "constexpr"))

@@ -38,7 +38,7 @@ class Place:
     strides: tuple[Monomial, ...]  # () for a stride of 1
 
     def index_of(self, site: Site) -> tuple[Poly, ...]:
-        """The index that a site accesses: what each stride is multiplied by. Raises OutOfClass for any other address."""
+        """The index that a site accesses: what each stride is multiplied by. Raises OutOfClass for another address."""
         rest, index = site.offset, []
         for stride in self.strides:
             part, rest = rest.divided(stride) if stride else (rest, Poly({}))
@@ -82,10 +82,10 @@ class Model:
         reader = self.reader()
         formulas = [reader.formula(text) for text in self.proof.preconditions]
         formulas += [at_least(size, 0) for place in self.places.values() for size in place.sizes]
-        formulas += [equal(Poly.of(count), extent) for count, extent in zip(self.program.programs, self.grid, strict=True)]
-        return Facts(
-            self.terms, self.constants, list(dict.fromkeys(formulas)), self.proof.each, self.proof.ragged
-        )
+        formulas += [
+            equal(Poly.of(count), extent) for count, extent in zip(self.program.programs, self.grid, strict=True)
+        ]
+        return Facts(self.terms, self.constants, list(dict.fromkeys(formulas)), self.proof.each, self.proof.ragged)
 
     @property
     def running(self) -> Formula:
@@ -99,11 +99,7 @@ class Model:
     def live(self, layout: Layout, index: tuple[Poly, ...]) -> Formula:
         """That an index is one of the tensor's, and of its live part."""
         place = self.places[layout.tensor]
-        box = [
-            part
-            for at, size in zip(index, place.sizes, strict=True)
-            for part in (at_least(at, 0), less(at, size))
-        ]
+        box = [part for at, size in zip(index, place.sizes, strict=True) for part in (at_least(at, 0), less(at, size))]
         if layout.live:
             box.append(self.reader(**dict(zip(layout.names, index, strict=True))).formula(layout.live))
         return all_of(box)
@@ -131,11 +127,18 @@ class Model:
     @property
     def tables(self) -> frozenset[str]:
         """Integer tables that promises speak of."""
-        texts = [*(part.fact for part in self.proof.each), *(layout.live for layout in self.proof.layouts if layout.live)]
-        return frozenset(name for text in texts for name in tables_in(text)) | {part.table for part in self.proof.ragged}
+        texts = [
+            *(part.fact for part in self.proof.each),
+            *(layout.live for layout in self.proof.layouts if layout.live),
+        ]
+        return frozenset(name for text in texts for name in tables_in(text)) | {
+            part.table for part in self.proof.ragged
+        }
 
 
-def build(proof: Proof, constants: Mapping[str, Any], lowered: Lowered, terms: Terms | None = None, *, tag: str = "") -> Model:
+def build(
+    proof: Proof, constants: Mapping[str, Any], lowered: Lowered, terms: Terms | None = None, *, tag: str = ""
+) -> Model:
     """Execute a kernel and read its declaration. Raises OutOfClass, UsageError."""
     if lowered.error:
         raise OutOfClass(lowered.error, "")
@@ -146,10 +149,13 @@ def build(proof: Proof, constants: Mapping[str, Any], lowered: Lowered, terms: T
     places: dict[str, Place] = {}
     for layout in proof.layouts:
         if layout.tensor not in proof.pointers:
-            raise UsageError(f"{proof.name}: {layout.tensor} has a layout but is no pointer of the kernel; declare it in pointers")
+            raise UsageError(
+                f"{proof.name}: {layout.tensor} has a layout but is no pointer of the kernel; name it in pointers"
+            )
         if len(layout.sizes) != len(layout.strides):
             raise UsageError(
-                f"{proof.name}: {layout.tensor} has {len(layout.sizes)} sizes and {len(layout.strides)} strides, wanted as many"
+                f"{proof.name}: {layout.tensor} has {len(layout.sizes)} sizes and {len(layout.strides)} strides, "
+                "wanted as many of one as of the other"
             )
         places[layout.tensor] = Place(
             layout,

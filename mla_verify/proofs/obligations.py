@@ -51,7 +51,7 @@ def defined(model: Model) -> Answer:
     facts = model.facts().plus(model.running)
     demands = list(model.program.demands)
     for site in model.program.sites:
-        demands += [demand for demand in site.demands]
+        demands += list(site.demands)
     shown: set[tuple[Formula, Formula]] = set()
     for demand in demands:
         site = next((part for part in model.program.sites if demand in part.demands), None)

@@ -83,7 +83,9 @@ def prove_lowered(
     key = key_of(lowered.text, lowered.error, replace(proof, configurations=()), configuration, replay)
     known = recall(key) if cache else None
     if known is not None:
-        return Proved(proof.name, configuration, tuple(known), proof.promises, time.monotonic() - start, remembered=True)
+        return Proved(
+            proof.name, configuration, tuple(known), proof.promises, time.monotonic() - start, remembered=True
+        )
     try:
         model = build(proof, configuration, lowered)
     except OutOfClass as lost:
@@ -111,7 +113,15 @@ def prove_flow(pair: Flow, *, cache: bool = True, replay: bool = True) -> list[P
                 continue
             start = time.monotonic()
             both = {**constants, **others}
-            key = key_of(text.text, other_text.text, replace(producer, configurations=()), replace(consumer, configurations=()), both, pair.tensors, replay)
+            key = key_of(
+                text.text,
+                other_text.text,
+                replace(producer, configurations=()),
+                replace(consumer, configurations=()),
+                both,
+                pair.tensors,
+                replay,
+            )
             verdicts = recall(key) if cache else None
             remembered = verdicts is not None
             if verdicts is None:
@@ -148,7 +158,9 @@ def _flow_of(one: Model, two: Model, tensor: str) -> Callable[[], Answer]:
 # Deciding
 
 
-def _decide(models: Sequence[Model], questions: Sequence[_Question], flows: Sequence[str], *, replay: bool) -> list[Verdict]:
+def _decide(
+    models: Sequence[Model], questions: Sequence[_Question], flows: Sequence[str], *, replay: bool
+) -> list[Verdict]:
     found = search(models, seconds=_FIRST_SEARCH, launches=_FIRST_LAUNCHES, flows=flows)
     verdicts: list[Verdict] = []
     refuted: list[tuple[int, Breach, Setting]] = []
@@ -164,7 +176,13 @@ def _decide(models: Sequence[Model], questions: Sequence[_Question], flows: Sequ
             verdict = _answered(models, question, found, flows)
         verdict = replace(verdict, seconds=round(time.monotonic() - start, 3))
         if verdict.outcome == "refuted" and verdict.property in _TESTED:
-            refuted.append((len(verdicts), Breach(verdict.property, verdict.tensor, verdict.detail), Setting(verdict.sizes, verdict.tables)))
+            refuted.append(
+                (
+                    len(verdicts),
+                    Breach(verdict.property, verdict.tensor, verdict.detail),
+                    Setting(verdict.sizes, verdict.tables),
+                )
+            )
         verdicts.append(verdict)
     if replay and refuted:
         for (number, _, _), result in zip(refuted, _shown(models, refuted), strict=True):
@@ -202,19 +220,25 @@ def _vacuous(models: Sequence[Model], question: _Question, found: Found) -> str:
         why = f", as {found.lost} stands in the way" if found.lost else ""
         return f"proved, but no launch that keeps all promises was found{why}: they may contradict each other"
     outputs = [layout.tensor for model in models for layout in model.proof.outputs]
-    written = [question.tensor] if question.tensor in outputs else [name for name in outputs if found.stored.get(name)][:1] or outputs[:1]
+    written = (
+        [question.tensor]
+        if question.tensor in outputs
+        else [name for name in outputs if found.stored.get(name)][:1] or outputs[:1]
+    )
     if not all(found.stored.get(name) for name in written):
         more = search(models, seconds=_SECOND_SEARCH, seed=1, stored=written)
         for name, count in more.stored.items():
             found.stored[name] = found.stored.get(name, 0) + count
     if not all(found.stored.get(name) for name in written):
-        return f"proved, but no launch that keeps all promises stores anything to {written[0]}: they may contradict each other"
+        return f"proved, but no launch that keeps all promises stores to {written[0]}: they may contradict each other"
     return ""
 
 
 def _refuted(models: Sequence[Model], breach: Breach, setting: Setting, *, flows: Sequence[str]) -> Verdict:
     breach, setting = shrink(models, breach, setting, flows=flows)
-    return Verdict(breach.property, "refuted", breach.tensor, breach.detail, dict(setting.scalars), dict(setting.tables))
+    return Verdict(
+        breach.property, "refuted", breach.tensor, breach.detail, dict(setting.scalars), dict(setting.tables)
+    )
 
 
 def _shown(models: Sequence[Model], refuted: Sequence[tuple[int, Breach, Setting]]) -> list[Result]:
@@ -231,7 +255,8 @@ def _shown(models: Sequence[Model], refuted: Sequence[tuple[int, Breach, Setting
         if not result.shown:
             raise Disagreement(
                 f"internal error: TTIR of {models[-1].proof.name} breaks {breach.property} of {breach.tensor} at "
-                f"{dict(setting.scalars)} {dict(setting.tables)} ({breach.detail}), the kernel does not: {result.words}; please report it"
+                f"{dict(setting.scalars)} {dict(setting.tables)} ({breach.detail}), the kernel does not: {result.words}; "
+                "please report it"
             )
     return results
 
@@ -283,7 +308,9 @@ def _asked(proof: Proof) -> Iterator[tuple[Property, str]]:
 
 
 def _questions(model: Model) -> Iterator[_Question]:
-    stray = sorted({site.base for site in model.program.sites if site.stores} - {part.tensor for part in model.proof.outputs})
+    stray = sorted(
+        {site.base for site in model.program.sites if site.stores} - {part.tensor for part in model.proof.outputs}
+    )
     for tensor in stray:
         yield _Question("containment", tensor, lambda: Answer(False, "it is stored to and is no declared output"))
     layouts = {layout.tensor: layout for layout in model.proof.layouts}

@@ -119,7 +119,8 @@ def search(
 ) -> Found:
     """Try settings, smallest first. Of two models the second reads what the first wrote of `flows`.
 
-    It ends after so many seconds or launches, and early once all of `stop_at` are broken, or once something was stored to each of `stored`.
+    It ends after so many seconds or launches; early, once all of `stop_at` are broken or once something was stored to
+    each of `stored`.
     """
     found = Found()
     end = time.monotonic() + seconds
@@ -147,7 +148,9 @@ def search(
     return found
 
 
-def breaches_at(models: Sequence[Model], setting: Setting, *, flows: Sequence[str] = ()) -> tuple[list[Breach], dict[str, int]]:
+def breaches_at(
+    models: Sequence[Model], setting: Setting, *, flows: Sequence[str] = ()
+) -> tuple[list[Breach], dict[str, int]]:
     """What one launch breaks, and how many elements of each tensor it stored. Raises TooMuch, OutOfClass."""
     breaches: list[Breach] = []
     stored: dict[str, int] = {}
@@ -177,7 +180,9 @@ def _tensor_breaches(model: Model, setting: Setting, traffic: Traffic) -> list[B
     outputs = {layout.tensor: layout for layout in model.proof.outputs}
     for tensor in traffic.stored:
         if tensor not in outputs:
-            breaches.append(Breach("containment", tensor, f"is stored to and is no declared output ({traffic.lines[tensor]})"))
+            breaches.append(
+                Breach("containment", tensor, f"is stored to and is no declared output ({traffic.lines[tensor]})")
+            )
     for layout in model.proof.layouts:
         reader = Concrete(names, setting.tables)
         sizes = [int(reader.read(size)) for size in layout.sizes]
@@ -185,7 +190,13 @@ def _tensor_breaches(model: Model, setting: Setting, traffic: Traffic) -> list[B
         loaded = traffic.loaded.get(layout.tensor, [])
         outside = np.setdiff1d(_all(loaded), offsets)
         if outside.size:
-            breaches.append(Breach("bounds", layout.tensor, f"offset {outside[0]} is loaded and lies outside ({traffic.lines[layout.tensor]})"))
+            breaches.append(
+                Breach(
+                    "bounds",
+                    layout.tensor,
+                    f"offset {outside[0]} is loaded and lies outside ({traffic.lines[layout.tensor]})",
+                )
+            )
         if layout.output:
             live = offsets[_live(layout, sizes, names, setting)] if layout.live else offsets.ravel()
             breaches += _output_breaches(layout, offsets, live, traffic)
@@ -215,7 +226,9 @@ def _output_breaches(layout: Layout, offsets: Array, live: Array, traffic: Traff
     within = any(np.unique(part).size != part.size for _, part in stores)
     if twice.any():
         at = int(np.flatnonzero(twice)[0])
-        breaches.append(Breach("race", tensor, f"offset {ordered[at]} is stored by programs {by[at]} and {by[at + 1]} ({line})"))
+        breaches.append(
+            Breach("race", tensor, f"offset {ordered[at]} is stored by programs {by[at]} and {by[at + 1]} ({line})")
+        )
     elif within:
         breaches.append(Breach("race", tensor, f"one store has two lanes at one element ({line})"))
     elif _read_elsewhere(stored, owners, traffic.loaded.get(tensor, [])):
@@ -230,7 +243,9 @@ def _read_elsewhere(stored: Array, owners: Array, loads: Sequence[tuple[int, Arr
 def _live(layout: Layout, sizes: Sequence[int], names: Mapping[str, Any], setting: Setting) -> Array:
     mask = np.zeros(tuple(sizes), dtype=bool)
     for at in np.ndindex(*sizes):
-        mask[at] = bool(Concrete({**names, **dict(zip(layout.names, at, strict=True))}, setting.tables).read(layout.live))
+        mask[at] = bool(
+            Concrete({**names, **dict(zip(layout.names, at, strict=True))}, setting.tables).read(layout.live)
+        )
     return mask
 
 
@@ -242,7 +257,9 @@ def _integers(constants: Mapping[str, Any]) -> dict[str, int]:
     return {name: int(value) for name, value in constants.items() if isinstance(value, int)}
 
 
-def shrink(models: Sequence[Model], breach: Breach, setting: Setting, *, flows: Sequence[str] = (), seconds: float = 3.0) -> tuple[Breach, Setting]:
+def shrink(
+    models: Sequence[Model], breach: Breach, setting: Setting, *, flows: Sequence[str] = (), seconds: float = 3.0
+) -> tuple[Breach, Setting]:
     """The smallest setting that can be reached from one by lowering one size at a time."""
     sizer = sizer_of(models)
     end = time.monotonic() + seconds
@@ -293,7 +310,11 @@ def at_largest(model: Model, asked: Property) -> tuple[Breach, Setting] | None:
         grid = grid_at(model.proof, {**setting.scalars, **_integers(model.constants)})
         if asked == "grid":
             over = [axis for axis, extent, limit in zip("xyz", grid, GRID_LIMITS, strict=True) if extent > limit]
-            return (Breach("grid", "", f"axis {over[0]} of the grid {grid} is longer than a GPU takes"), setting) if over else None
+            return (
+                (Breach("grid", "", f"axis {over[0]} of the grid {grid} is longer than a GPU takes"), setting)
+                if over
+                else None
+            )
         corners = itertools.product(*({0, extent - 1} for extent in grid))
         for program in corners if min(grid) > 0 else ():
             moved = _moved(model, setting, grid, program)
@@ -306,7 +327,9 @@ def _moved(model: Model, setting: Setting, grid: tuple[int, int, int], program: 
     x, y, z = program
     try:
         wrapped, exact = (
-            run_program(model.function, model.names, Launch(setting.scalars, setting.tables, grid, wrap=wrap), (x, y, z))
+            run_program(
+                model.function, model.names, Launch(setting.scalars, setting.tables, grid, wrap=wrap), (x, y, z)
+            )
             for wrap in (True, False)
         )
     except (TooMuch, OutOfClass):

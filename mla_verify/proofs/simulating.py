@@ -67,7 +67,9 @@ class Launch:
     strange: list[tuple[str, str]] = field(default_factory=list["tuple[str, str]"])  # (what, line): undefined, negative
 
 
-def run_program(function: Function, names: Sequence[str], launch: Launch, program: tuple[int, int, int]) -> list[Access]:
+def run_program(
+    function: Function, names: Sequence[str], launch: Launch, program: tuple[int, int, int]
+) -> list[Access]:
     """What one program does. Raises OutOfClass or TooMuch."""
     launch.accesses = []
     values: dict[str, Any] = {}
@@ -130,7 +132,9 @@ class _Run:
                         self.values[name] = value
 
     def loop(self, op: Op) -> None:
-        head = re.match(r"scf\.for (?:unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)(?: iter_args\((.*?)\) ->)?", op.text)
+        head = re.match(
+            r"scf\.for (?:unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)(?: iter_args\((.*?)\) ->)?", op.text
+        )
         if head is None:
             raise OutOfClass("a loop that cannot be read", op.line)
         turn = head.group(1)
@@ -182,7 +186,15 @@ class _Run:
             return np.arange(low, high)
         if name in ("tt.load", "tt.store"):
             return self.access(op)
-        if name in ("tt.return", "scf.yield", "tt.debug_barrier", "gpu.barrier", "ttg.barrier", "tt.print", "tt.assert"):
+        if name in (
+            "tt.return",
+            "scf.yield",
+            "tt.debug_barrier",
+            "gpu.barrier",
+            "ttg.barrier",
+            "tt.print",
+            "tt.assert",
+        ):
             return None
         if name == "llvm.intr.assume":
             value = self.values[op.operands[0]]
@@ -230,7 +242,7 @@ class _Run:
             array = array.reshape(shape)
         return Pointer(value.base, array) if isinstance(value, Pointer) else array
 
-    def arithmetic(self, op: Op) -> Any:  # noqa: PLR0912
+    def arithmetic(self, op: Op) -> Any:
         name = op.name.removeprefix("arith.")
         values = [self.values[operand] for operand in op.operands]
         kind = op.result_type
@@ -291,7 +303,7 @@ class _Run:
         masked = op.operands[1 + stores :]
         if not isinstance(pointer, Pointer):
             raise OutOfClass(f"{op.name} at an address that is not followed", op.line)
-        mask = self.values[masked[0]] if masked else np.array(True)  # noqa: FBT003
+        mask = self.values[masked[0]] if masked else np.array(True)
         if not isinstance(mask, np.ndarray):
             if stores or pointer.base in self.launch.tables:
                 raise OutOfClass(f"a mask that rests on {mask.what}", op.line)

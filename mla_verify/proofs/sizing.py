@@ -38,7 +38,13 @@ class Setting:
 class Sizer:
     """Makes settings for a configuration of a proof, or of several that share names."""
 
-    def __init__(self, proofs: Sequence[Proof], constants: Mapping[str, object], parameters: Sequence[str], numbers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        proofs: Sequence[Proof],
+        constants: Mapping[str, object],
+        parameters: Sequence[str],
+        numbers: Sequence[int],
+    ) -> None:
         self.proofs = proofs
         self.constants = {name: value for name, value in constants.items() if isinstance(value, int)}
         self.preconditions = [text for proof in proofs for text in proof.preconditions]
@@ -55,7 +61,8 @@ class Sizer:
             name
             for proof in proofs
             for name, element in proof.pointers.items()
-            if re.fullmatch(r"i(32|64)", element) and not any(layout.output for layout in proof.layouts if layout.tensor == name)
+            if re.fullmatch(r"i(32|64)", element)
+            and not any(layout.output for layout in proof.layouts if layout.tensor == name)
         )
         self.tables = list(dict.fromkeys(self.tables))
         strides = {text for layout in layouts for text in layout.strides if text.isidentifier()} - set(self.constants)
@@ -66,8 +73,15 @@ class Sizer:
         everything = (named | inner | set(parameters)) - pointers - set(self.constants)
         self.derived = {name: text for name, text in derived.items() if name in everything and name not in self.strides}
         free = everything - self.strides - set(self.derived)
-        self.free = sorted(free, key=lambda name: (list(parameters).index(name) if name in parameters else len(parameters), name))
-        limits = {bound for number in numbers if 2 <= number <= 1024 for bound in (number - 1, number, number + 1, 2 * number + 1)}
+        self.free = sorted(
+            free, key=lambda name: (list(parameters).index(name) if name in parameters else len(parameters), name)
+        )
+        limits = {
+            bound
+            for number in numbers
+            if 2 <= number <= 1024
+            for bound in (number - 1, number, number + 1, 2 * number + 1)
+        }
         self.values = sorted({0, *_SMALL, *limits})
 
     def settings(self, seed: int) -> Iterator[Setting]:
@@ -100,7 +114,9 @@ class Sizer:
 
         combinations: Sequence[tuple[int, ...]]
         if len(small) ** len(names) <= _MOST_LISTED:
-            combinations = sorted(itertools.product(small, repeat=len(names)), key=lambda values: (sum(values), max(values, default=0)))
+            combinations = sorted(
+                itertools.product(small, repeat=len(names)), key=lambda values: (sum(values), max(values, default=0))
+            )
             head, tail = combinations[:40], combinations[40:]
         else:
             head, tail = [(1,) * len(names)], []
@@ -158,7 +174,9 @@ class Sizer:
             for size in layout.sizes:
                 yield self._number(size, scalars)
 
-    def _tables(self, scalars: Mapping[str, int], rng: random.Random, *, longest: int) -> dict[str, tuple[int, ...]] | None:
+    def _tables(
+        self, scalars: Mapping[str, int], rng: random.Random, *, longest: int
+    ) -> dict[str, tuple[int, ...]] | None:
         if not self.tables:
             return {}
         for attempt in range(_TABLE_TRIES):
@@ -167,7 +185,9 @@ class Sizer:
                 return {name: tuple(held) for name, held in tables.items()}
         return None
 
-    def _drawn_tables(self, scalars: Mapping[str, int], rng: random.Random, *, longest: int) -> dict[str, tuple[int, ...]] | None:
+    def _drawn_tables(
+        self, scalars: Mapping[str, int], rng: random.Random, *, longest: int
+    ) -> dict[str, tuple[int, ...]] | None:
         tables: dict[str, list[int]] = {}
         for proof in self.proofs:
             for ragged in proof.ragged:
@@ -186,7 +206,7 @@ class Sizer:
         promises = [part for proof in self.proofs for part in proof.each]
         candidates = sorted({0, 1, 2, longest, *(value for value in scalars.values() if 0 <= value <= 64)})
         for promise in promises:
-            for at in range(self._number(promise.below, scalars)):
+            for at in range(int(Concrete({**scalars, **self.constants}, tables).read(promise.below))):
                 if not self._mend(promise.fact, promise.variable, at, scalars, tables, candidates, rng):
                     return None
         return {name: tuple(held) for name, held in tables.items()}
@@ -230,7 +250,7 @@ class Sizer:
                 return reach if all(sizes) else 0
         for proof in self.proofs:
             for part in proof.each:
-                if table in tables_in(part.fact):
+                if table in tables_in(part.fact) and not tables_in(part.below):
                     return self._number(part.below, scalars) + 1
         return _DEFAULT_ENTRIES
 
@@ -258,7 +278,12 @@ class Sizer:
 def _definition(text: str) -> tuple[str, str] | None:
     """(name, expression) of a promise `name == expression`."""
     node = ast.parse(text.strip(), mode="eval").body
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq) and isinstance(node.left, ast.Name):
+    if (
+        isinstance(node, ast.Compare)
+        and len(node.ops) == 1
+        and isinstance(node.ops[0], ast.Eq)
+        and isinstance(node.left, ast.Name)
+    ):
         right = ast.unparse(node.comparators[0])
         if node.left.id not in names_in(right) and not tables_in(right):
             return node.left.id, right
@@ -273,5 +298,7 @@ def offsets_of(sizes: Sequence[int], strides: Sequence[int]) -> NDArray[np.int64
         shape[axis] = size
         total = total + (np.arange(size, dtype=np.int64) * stride).reshape(shape)
     if np.unique(total).size != total.size:
-        raise UsageError(f"a layout of sizes {tuple(sizes)} and strides {tuple(strides)} puts two elements at one address")
+        raise UsageError(
+            f"a layout of sizes {tuple(sizes)} and strides {tuple(strides)} puts two elements at one address"
+        )
     return total

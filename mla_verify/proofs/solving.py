@@ -175,9 +175,7 @@ class _Question:
             self._tell(self._range_lemmas([*self.definitions, *self.facts.formulas]))
         if pairs and "pairs" not in self._told:
             self._told.add("pairs")
-            self._tell(
-                self._quotient_lemmas([*self.definitions, *self.table_facts, *self.facts.formulas, self.goal])
-            )
+            self._tell(self._quotient_lemmas([*self.definitions, *self.table_facts, *self.facts.formulas, self.goal]))
             self._tell([], extra=self._pair_lemmas())
         self.solver.set("timeout", milliseconds)
         return self.solver.check() == self.z3.unsat
@@ -235,8 +233,10 @@ class _Question:
                 return []
 
     def _owner(self, atom: Atom) -> list[Formula]:
-        """The request that a row of a ragged tensor belongs to: there is one, as the offsets run from 0 to their end."""
-        ragged = next(part for part in self.facts.ragged if f"owner of a row by {part.table}" == atom.name.split("(")[0])
+        """The request that a row of a ragged tensor belongs to: there is one, as offsets run from 0 to their end."""
+        ragged = next(
+            part for part in self.facts.ragged if f"owner of a row by {part.table}" == atom.name.split("(")[0]
+        )
         terms, row, it = self.facts.terms, atom.args[0], Poly.of(atom)
         count = self._reader().poly(ragged.count)
         there = all_of((at_least(row, 0), less(row, terms.load(ragged.table, count))))
@@ -370,14 +370,20 @@ class _Question:
         ranges = dict.fromkeys(poly for formula in listed for poly in _always_at_least_zero(formula))
         lemmas: list[Formula] = []
         either = dict.fromkeys(
-            part for atom in self.atoms if atom.kind in ("minimum", "maximum") for part in atom.args if part.constant is None
+            part
+            for atom in self.atoms
+            if atom.kind in ("minimum", "maximum")
+            for part in atom.args
+            if part.constant is None
         )
         for poly in list(either)[:_MOST_RANGES]:  # the sign of what a minimum chooses from is not known
             for atom in sorted(scales, key=lambda atom: atom.serial):
                 scale = Poly.of(atom)
                 sound = (negation(at_least(Poly({}), poly)), negation(at_least(scale, 0)))
                 lemmas.append(any_of((*sound, at_least(Poly({}), poly * scale))))
-                lemmas.append(any_of((negation(at_least(poly, 0)), negation(at_least(scale, 0)), at_least(poly * scale, 0))))
+                lemmas.append(
+                    any_of((negation(at_least(poly, 0)), negation(at_least(scale, 0)), at_least(poly * scale, 0)))
+                )
         for poly in list(ranges)[:_MOST_RANGES]:
             if len(poly.terms) > 6:
                 continue

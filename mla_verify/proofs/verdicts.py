@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-__all__ = ["PROPERTIES", "Outcome", "OutOfClass", "Property", "Verdict"]
+__all__ = ["PROPERTIES", "OutOfClass", "Outcome", "Property", "Verdict"]
 
 Outcome = Literal["proved", "refuted", "unknown", "out of class"]
 Property = Literal["defined", "containment", "race", "coverage", "bounds", "flow", "overflow", "grid"]

@@ -144,7 +144,11 @@ class _Bounds:
         if known is not None:
             return known
         if atom in self.asked:
-            return (0, _HALF * _HALF) if atom.kind in ("trip", "quotient", "remainder") else (-_HALF * _HALF, _HALF * _HALF)
+            return (
+                (0, _HALF * _HALF)
+                if atom.kind in ("trip", "quotient", "remainder")
+                else (-_HALF * _HALF, _HALF * _HALF)
+            )
         self.asked.add(atom)
         span = self._bounded(atom)
         self.asked.discard(atom)
@@ -229,7 +233,9 @@ def _least(proof: Proof, name: str) -> int | None:
         found.append(0)
     for text in proof.preconditions:
         match ast.parse(text.strip(), mode="eval").body:
-            case ast.Compare(left=ast.Name(id=other), ops=[ast.GtE()], comparators=[ast.Constant(value=int() as value)]):
+            case ast.Compare(
+                left=ast.Name(id=other), ops=[ast.GtE()], comparators=[ast.Constant(value=int() as value)]
+            ):
                 if other == name:
                     found.append(value)
             case _:

@@ -86,7 +86,7 @@ class _Solver:
 
     def _now(self, poly: Poly) -> Poly:
         """With what is known put in, where that is possible."""
-        known = {atom: value for atom, value in self.known.items()}
+        known = dict(self.known)
         total = ZERO
         for monomial, factor in poly.terms:
             product = Poly.number(factor)
@@ -214,9 +214,13 @@ class _Solver:
         if quotient.atom in fixed:
             rest = self._now(remainder) if remainder.atom in fixed else None
             self.divided.append(Divided(dividend, divisor, self._now(quotient), rest))
-        elif remainder.atom in fixed and remainder.atom is not None and not self._open(dividend):
-            if not self._open(quotient):
-                self.divided.append(Divided(dividend, divisor, self._now(quotient), self._now(remainder)))
+        elif (
+            remainder.atom is not None
+            and remainder.atom in fixed
+            and not self._open(dividend)
+            and not self._open(quotient)
+        ):
+            self.divided.append(Divided(dividend, divisor, self._now(quotient), self._now(remainder)))
 
     def _from_offsets(self) -> bool:
         """offsets[request] + … = row: the request is the one that the row belongs to."""
@@ -264,9 +268,7 @@ class _Solver:
 
     def _named(self, atom: Atom) -> bool:
         """Whether an equation still has to say what an unknown is."""
-        return any(
-            atom in atoms_in(self._now(left)) and self._open(self._now(left)) for left, _ in self.equations
-        )
+        return any(atom in atoms_in(self._now(left)) and self._open(self._now(left)) for left, _ in self.equations)
 
 
 def index_polys(site: Site) -> list[Poly]:

@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: the interpreter compares the annotation `tl.constexpr` with the type itself.
 # pyright: basic
-# ruff: noqa: N803, D103
+# ruff: noqa: N803, D103, E741, SIM108
 import triton
 import triton.language as tl
 
@@ -116,7 +116,9 @@ def data_mask(X, C, N, BN: tl.constexpr):
 
 
 @triton.jit
-def split(KV, SeqLen, Part, S, D, spb, sps, spd, skn, skd, BLOCK_D: tl.constexpr, BN: tl.constexpr, GUARD: tl.constexpr):
+def split(
+    KV, SeqLen, Part, S, D, spb, sps, spd, skn, skd, BLOCK_D: tl.constexpr, BN: tl.constexpr, GUARD: tl.constexpr
+):
     b = tl.program_id(0)
     s = tl.program_id(1)
     length = tl.load(SeqLen + b)
@@ -214,9 +216,8 @@ def two_sites(C, N, sc, BN: tl.constexpr, FAULT: tl.constexpr):
         whole = start + BN <= N + 1
     if whole:
         tl.store(C + rn * sc, tl.zeros((BN,), tl.float32))
-    else:
-        if FAULT != 2:  # there is no other branch
-            tl.store(C + rn * sc, tl.zeros((BN,), tl.float32), mask=rn < N)
+    elif FAULT != 2:  # there is no other branch
+        tl.store(C + rn * sc, tl.zeros((BN,), tl.float32), mask=rn < N)
 
 
 @triton.jit

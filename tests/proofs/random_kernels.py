@@ -83,7 +83,8 @@ def source_of(recipe: Recipe, name: str) -> str:
         f"rm = tm * {recipe.rows} + tl.arange(0, {recipe.rows}) + {recipe.row_shift}",
         f"rn = tn * {recipe.apart} + tl.arange(0, {recipe.columns})",
         f"mask = (rm[:, None] < M + {recipe.row_limit}) & (rn[None, :] < N + {recipe.column_limit})",
-        f"tl.store(C + rm[:, None] * sm + rn[None, :] * sn, tl.zeros(({recipe.rows}, {recipe.columns}), tl.float32), mask)",
+        "at = C + rm[:, None] * sm + rn[None, :] * sn",
+        f"tl.store(at, tl.zeros(({recipe.rows}, {recipe.columns}), tl.float32), mask)",
     ]
     if recipe.skips:
         body = ["if tm > 0:", *(f"    {line}" for line in body)]
@@ -107,7 +108,9 @@ def proof_of(recipe: Recipe, kernel: str) -> Proof:
 
 def brute_force(recipe: Recipe, rows: int, columns: int) -> Truth:
     """Every program and lane at one pair of sizes, by numpy alone."""
-    tiles_down, tiles_across = (_tiles(recipe, size, tile) for size, tile in ((rows, recipe.rows), (columns, recipe.columns)))
+    tiles_down, tiles_across = (
+        _tiles(recipe, size, tile) for size, tile in ((rows, recipe.rows), (columns, recipe.columns))
+    )
     tm, tn = np.meshgrid(np.arange(max(tiles_down, 0)), np.arange(max(tiles_across, 0)), indexing="ij")
     owner = tm if recipe.loops else tm * max(tiles_across, 1) + tn
     lanes_m, lanes_n = np.arange(recipe.rows), np.arange(recipe.columns)

@@ -147,7 +147,17 @@ def widths(name: str, most: int) -> Proof:
     """The batched product, packed, with sizes up to `most`."""
     largest = {"M": most, "N": most, "K": 64, "B": 64, "scm": most, "scn": 1, "scb": most * most}
     reads = {"sab": most * 64, "sam": 64, "sak": 1, "sbb": most * 64, "sbk": most, "sbn": 1}
-    packed = ("scn == 1", "scm == N", "scb == M * N", "sak == 1", "sam == K", "sab == M * K", "sbn == 1", "sbk == N", "sbb == K * N")
+    packed = (
+        "scn == 1",
+        "scm == N",
+        "scb == M * N",
+        "sak == 1",
+        "sam == K",
+        "sab == M * K",
+        "sbn == 1",
+        "sbk == N",
+        "sbb == K * N",
+    )
     return bmm(name, preconditions=packed, most={**largest, **reads})
 
 
@@ -175,7 +185,7 @@ SUBJECTS: Final = {
     for subject in (
         # The table of what a prototype had decided.
         Subject(bmm("bmm")),
-        Subject(bmm("bmm, mask N − 1", fault=1), _of("C: coverage"), _ONE),
+        Subject(bmm("bmm, mask N - 1", fault=1), _of("C: coverage"), _ONE),
         Subject(bmm("bmm, mask N + 1", fault=2), _of("C: containment"), _ONE),
         Subject(bmm("bmm, floor grid", grid=("(M // BM) * (N // BN)", "B")), _of("C: coverage"), _ONE),
         Subject(tiles("overlapping tiles", "overlap"), _of("C: race", "C: coverage"), (("M", 1), ("N", 65))),
@@ -194,14 +204,38 @@ SUBJECTS: Final = {
         Subject(widths("packed, sizes to 65536", 65536), _of(": overflow")),
         # Faults in kernels that look like real ones, each beside its right twin.
         Subject(bmm("bmm, K unmasked", fault=3), _of("A: bounds", "Bp: bounds")),
-        Subject(declared("in a loop, every second tile", "in_a_loop", ("M",), _C2, constants={"BN": 128, "FAULT": 1}), _of("C: coverage"), (("N", 129),)),
+        Subject(
+            declared("in a loop, every second tile", "in_a_loop", ("M",), _C2, constants={"BN": 128, "FAULT": 1}),
+            _of("C: coverage"),
+            (("N", 129),),
+        ),
         Subject(row("persistent", "persistent", 0, grid="W", preconditions=("W >= 1",))),
-        Subject(row("persistent, no tail", "persistent", 1, grid="W", preconditions=("W >= 1",)), _of("C: coverage"), (("N", 1),)),
-        Subject(row("persistent, wrong step", "persistent", 2, grid="W", preconditions=("W >= 1",)), _of("C: coverage"), (("N", 33),)),
-        Subject(row("persistent, first tile", "persistent", 3, grid="W", preconditions=("W >= 1",)), _of("C: coverage"), (("N", 1),)),
+        Subject(
+            row("persistent, no tail", "persistent", 1, grid="W", preconditions=("W >= 1",)),
+            _of("C: coverage"),
+            (("N", 1),),
+        ),
+        Subject(
+            row("persistent, wrong step", "persistent", 2, grid="W", preconditions=("W >= 1",)),
+            _of("C: coverage"),
+            (("N", 33),),
+        ),
+        Subject(
+            row("persistent, first tile", "persistent", 3, grid="W", preconditions=("W >= 1",)),
+            _of("C: coverage"),
+            (("N", 1),),
+        ),
         Subject(tiles("column-major tiles", "swizzled", grid=_TILES[:1], layout=_C2, BM=16, BN=32, FAULT=0)),
-        Subject(tiles("column-major tiles, counts swapped", "swizzled", grid=_TILES[:1], layout=_C2, BM=16, BN=32, FAULT=1), _of("C: coverage")),
-        Subject(tiles("column-major tiles, strides swapped", "swizzled", grid=_TILES[:1], layout=_C2, BM=16, BN=32, FAULT=2), _of("C: coverage", "C: containment")),
+        Subject(
+            tiles("column-major tiles, counts swapped", "swizzled", grid=_TILES[:1], layout=_C2, BM=16, BN=32, FAULT=1),
+            _of("C: coverage"),
+        ),
+        Subject(
+            tiles(
+                "column-major tiles, strides swapped", "swizzled", grid=_TILES[:1], layout=_C2, BM=16, BN=32, FAULT=2
+            ),
+            _of("C: coverage", "C: containment"),
+        ),
         Subject(ragged(0)),
         Subject(ragged(1), _of("O: containment", "O: race")),
         Subject(ragged(2), _of("O: coverage")),
@@ -214,18 +248,51 @@ SUBJECTS: Final = {
         Subject(two_outputs(1), _of("L: coverage"), (("M", 1), ("N", 1))),
         Subject(two_outputs(2), _of("L: race"), (("M", 1), ("N", 33))),
         Subject(row("tail", "shifted_tail", 0, preconditions=("N >= BN",))),
-        Subject(row("tail, moved back", "shifted_tail", 1, preconditions=("N >= BN",)), _of("C: race"), (("N", 33),), unknown=_of("C: coverage")),
+        Subject(
+            row("tail, moved back", "shifted_tail", 1, preconditions=("N >= BN",)),
+            _of("C: race"),
+            (("N", 33),),
+            unknown=_of("C: coverage"),
+        ),
         Subject(row("in place", "in_place", 0)),
         Subject(row("in place, from a neighbour", "in_place", 1), _of("C: race"), (("N", 33),)),
         Subject(row("early return", "early_return", 0)),
         Subject(row("early return, too early", "early_return", 1), _of("C: coverage"), (("N", 1),)),
-        Subject(declared("heads", "heads", ("cdiv(H, GROUP)", "cdiv(N, BN)"), out("C", "H N", "sch scn"), constants={"BN": 16, "GROUP": 4, "FAULT": 0})),
-        Subject(declared("heads, tail forgotten", "heads", ("cdiv(H, GROUP)", "cdiv(N, BN)"), out("C", "H N", "sch scn"), constants={"BN": 16, "GROUP": 4, "FAULT": 1}), _of("C: containment"), (("H", 1), ("N", 1))),
+        Subject(
+            declared(
+                "heads",
+                "heads",
+                ("cdiv(H, GROUP)", "cdiv(N, BN)"),
+                out("C", "H N", "sch scn"),
+                constants={"BN": 16, "GROUP": 4, "FAULT": 0},
+            )
+        ),
+        Subject(
+            declared(
+                "heads, tail forgotten",
+                "heads",
+                ("cdiv(H, GROUP)", "cdiv(N, BN)"),
+                out("C", "H N", "sch scn"),
+                constants={"BN": 16, "GROUP": 4, "FAULT": 1},
+            ),
+            _of("C: containment"),
+            (("H", 1), ("N", 1)),
+        ),
         Subject(row("one program too many", "shifted_tail", 0, grid="N // BN + 1")),
         Subject(wide("64-bit rows", bits64=True)),
         Subject(wide("32-bit rows", bits64=False), _of(": overflow")),
         Subject(wide("32-bit rows, few", bits64=False, rows=1 << 14)),
-        Subject(declared("a long y axis", "flat", ("cdiv(M, BM)", "cdiv(N, BN)"), out("C", "M N", "N 1"), constants={"BM": 1, "BN": 1}, most={"M": 256, "N": 70_000}), _of(": grid")),
+        Subject(
+            declared(
+                "a long y axis",
+                "flat",
+                ("cdiv(M, BM)", "cdiv(N, BN)"),
+                out("C", "M N", "N 1"),
+                constants={"BM": 1, "BN": 1},
+                most={"M": 256, "N": 70_000},
+            ),
+            _of(": grid"),
+        ),
         Subject(split_k(0)),
         Subject(split_k(1), _of("Part: coverage"), (("N", 1),)),
         Subject(FIX_UP),
@@ -236,23 +303,42 @@ SUBJECTS: Final = {
             unknown=_of(": defined"),
         ),
         Subject(
-            declared("mask from data", "data_mask", ("cdiv(N, BN)",), out("C", "N", "1"), pointers={"X": "fp32"}, constants={"BN": 32}),
+            declared(
+                "mask from data",
+                "data_mask",
+                ("cdiv(N, BN)",),
+                out("C", "N", "1"),
+                pointers={"X": "fp32"},
+                constants={"BN": 32},
+            ),
             out_of_class=_of("C: coverage"),
             unknown=_of(": defined", "C: containment", "C: race"),
         ),
         Subject(
-            declared("a page table", "paged", ("M",), _C2, pointers={"Tab": "i32"}, constants={"BN": 128}, preconditions=("N <= BN",)),
+            declared(
+                "a page table",
+                "paged",
+                ("M",),
+                _C2,
+                pointers={"Tab": "i32"},
+                constants={"BN": 128},
+                preconditions=("N <= BN",),
+            ),
             _of("C: containment", "C: race", "C: coverage"),
         ),
         Subject(
             declared(
-                "promises that contradict each other", "in_a_loop", ("M",), _C2,
-                constants={"BN": 128, "FAULT": 0}, preconditions=("N >= 5", "N <= 4"),
+                "promises that contradict each other",
+                "in_a_loop",
+                ("M",),
+                _C2,
+                constants={"BN": 128, "FAULT": 0},
+                preconditions=("N >= 5", "N <= 4"),
             ),
             unknown=_of(": defined", "C: containment", "C: race", "C: coverage"),
         ),
     )
-}  # fmt: skip
+}
 
 _PARTS: Final = ("Part",)
 FLOWS: Final = {

@@ -43,7 +43,7 @@ def test_the_second_kernel_reads_only_what_the_first_one_stored(
 
 # One of every kind of refutation, launched.
 _LAUNCHED = (
-    "bmm, mask N − 1",
+    "bmm, mask N - 1",
     "bmm, mask N + 1",
     "bmm, floor grid",
     "bmm, K unmasked",
