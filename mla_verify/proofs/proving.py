@@ -255,8 +255,8 @@ def _shown(models: Sequence[Model], refuted: Sequence[tuple[int, Breach, Setting
         if not result.shown:
             raise Disagreement(
                 f"internal error: TTIR of {models[-1].proof.name} breaks {breach.property} of {breach.tensor} at "
-                f"{dict(setting.scalars)} {dict(setting.tables)} ({breach.detail}), the kernel does not: {result.words}; "
-                "please report it"
+                f"{dict(setting.scalars)} {dict(setting.tables)} ({breach.detail}); the kernel not: {result.words} "
+                "(please report)"
             )
     return results
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mla_verify.proofs import Each, Flow, Layout, Proof, Ragged
 
-__all__ = ["FLOWS", "SUBJECTS", "Subject"]
+__all__ = ["FLOWS", "RIGHT", "SUBJECTS", "UNDECIDED", "WRONG", "Subject"]
 
 _FILE: Final = Path(__file__).with_name("kernels.py")
 
@@ -349,3 +349,8 @@ FLOWS: Final = {
     (8, 0): (Flow("fix-up", split_k(0), FIX_UP, _PARTS), "proved"),
     (8, 1): (Flow("fix-up, a column missing", split_k(1), replace(FIX_UP, name="fix-up of less"), _PARTS), "refuted"),
 }
+
+# What the command is given in tests.
+RIGHT: Final = SUBJECTS["early return"].proof
+WRONG: Final = SUBJECTS["early return, too early"].proof
+UNDECIDED: Final = SUBJECTS["atomic"].proof

@@ -1,0 +1,112 @@
+"""The command `prove`: exit codes, JSON, cases, what is remembered, and what is said of a wrong request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mla_verify.errors import ExitCode, UsageError
+from mla_verify.proofs import Layout, Proof
+from mla_verify.proofs.caching import key_of, recall, remember
+from mla_verify.proofs.launches import Seen, complaints
+from mla_verify.proofs.verdicts import Verdict
+from mla_verify.proving import prove_command, replay_refutation
+
+_SUBJECTS = str(Path(__file__).with_name("subjects.py"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(*names: str, cases: Path | None = None) -> ExitCode:
+    """`mla-verify prove --json` on subjects."""
+    targets = [f"{_SUBJECTS}:{name}" for name in names]
+    return prove_command(targets, cache=True, launches=False, cases=cases, as_json=True)
+
+
+def test_only_what_is_proved_is_success(capsys: pytest.CaptureFixture[str]) -> None:
+    """All proved is 0, and the second time it is remembered; what is out of class is 3."""
+    assert run("RIGHT") == ExitCode.HOLDS
+    first = json.loads(capsys.readouterr().out)
+    assert first[0]["verdict"] == "proved"
+    assert run("RIGHT") == ExitCode.HOLDS
+    second = json.loads(capsys.readouterr().out)
+    assert second[0]["proofs"][0]["remembered"]
+    assert second[0]["proofs"][0]["properties"] == first[0]["proofs"][0]["properties"]
+    assert run("UNDECIDED") == ExitCode.UNAVAILABLE
+
+
+def test_a_refutation_is_launched_saved_and_launched_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A refutation is 1, says what the secrets found, and its case still shows on the kernel and not on its twin."""
+    assert run("WRONG", "UNDECIDED", cases=tmp_path) == ExitCode.VIOLATION
+    wrong = json.loads(capsys.readouterr().out)[0]["proofs"][0]["properties"]
+    (refuted,) = [part for part in wrong if part["outcome"] == "refuted"]
+    assert refuted["sizes"]["N"] == 1
+    assert "never written" in refuted["detail"]
+    (case,) = tmp_path.glob("*.refuted.json")
+    assert replay_refutation(case, target=f"{_SUBJECTS}:WRONG")
+    text = case.read_text().replace("early return, too early", "early return")
+    twin = tmp_path / "twin.json"
+    twin.write_text(text.replace('"FAULT": 1', '"FAULT": 0'))
+    assert not replay_refutation(twin, target=f"{_SUBJECTS}:RIGHT")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nobody", "no declaration"),
+        (f"{_SUBJECTS}:SUBJECTS", "wanted a mla_verify.proofs.Proof or Flow"),
+        (f"{_SUBJECTS}:NOTHING", "holds no NOTHING"),
+        ("no_such_file.py:X", "there is no file"),
+    ],
+)
+def test_a_wrong_target_is_told(target: str, said: str) -> None:
+    """One sentence that says what is wanted."""
+    with pytest.raises(UsageError, match=said):
+        prove_command([target], cache=False, launches=False, cases=None, as_json=True)
+
+
+def test_a_file_that_is_no_refutation_is_refused(tmp_path: Path) -> None:
+    """Other JSON is not launched."""
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    with pytest.raises(UsageError, match="no refutation"):
+        replay_refutation(path, target=f"{_SUBJECTS}:RIGHT")
+
+
+def test_a_broken_memory_is_no_memory() -> None:
+    """Verdicts come back as they were; what cannot be read is decided again."""
+    verdicts = [Verdict("coverage", "refuted", "C", "C[0] is never stored", {"N": 1}, {"T": (0, 1)}, 0.5)]
+    key = key_of("text", {"BLOCK": 16})
+    assert recall(key) is None
+    remember(key, verdicts)
+    assert recall(key) == verdicts
+    assert recall(key_of("text", {"BLOCK": 32})) is None
+
+
+def test_a_declaration_that_is_not_what_is_launched_is_told() -> None:
+    """Grid, sizes, strides and promises are compared with the launch."""
+    import torch
+
+    proof = Proof(
+        name="p",
+        kernel="m:f",
+        pointers={"C": "fp32"},
+        configurations=({"BLOCK": 4},),
+        grid=("cdiv(N, BLOCK)",),
+        layouts=(Layout("C", ("M", "N"), ("stride", "1"), output=True),),
+        preconditions=("N <= 8",),
+    )
+    tensor = torch.zeros(3, 12)[:, :8]
+    right = Seen("f", {"C": tensor, "M": 3, "N": 8, "stride": 12, "BLOCK": 4}, (2, 1, 1))
+    assert complaints(proof, right) == []
+    wrong = Seen("f", {"C": tensor, "M": 3, "N": 9, "stride": 8, "BLOCK": 4}, (2, 3, 1))
+    said = " / ".join(complaints(proof, wrong))
+    assert "axis x of the grid is declared as cdiv(N, BLOCK) = 3 and is 2" in said
+    assert "more axes" in said
+    assert "C is declared with (size, stride) [(3, 8), (9, 1)] and has [(3, 12), (8, 1)]" in said
+    assert "breaks the promise N <= 8" in said
