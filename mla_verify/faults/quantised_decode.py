@@ -198,10 +198,10 @@ def unused_codes_times_zero(
 
 
 def dequantised_in_16_bits(
-    o: Tensor, lse: Tensor | None, sm_scale: float, q_scale: Tensor | None, kv_scale: Tensor, **inputs: Any
+    o: Tensor, lse: Tensor | None, sm_scale: float, q_scale: Tensor | None, kv_scale: Tensor | None, **inputs: Any
 ) -> None:
     """Keeps dequantised numbers in the dtype of o: right where that is declared."""
-    for request in _dequantised(_number(q_scale), kv_scale, **inputs):
+    for request in _dequantised(_number(q_scale), _number(kv_scale), **inputs):
         query, keys = request.query.to(o.dtype).float(), request.keys.to(o.dtype).float()
         value, logsum = attend(query, keys, request.visible, sm_scale=sm_scale, kv_lora_rank=o.shape[2])
         _store(request, o, lse, value, logsum)

@@ -314,5 +314,5 @@ def main(examples: int, seed: int, fmt: str) -> int:
 
 
 if __name__ == "__main__":
-    given = [*sys.argv[1:4], *("500", "0", "plain")[len(sys.argv[1:4]) :]]
-    sys.exit(main(int(given[0]), int(given[1]), given[2]) != 0)
+    words = [*sys.argv[1:4], *("500", "0", "plain")[len(sys.argv[1:4]) :]]
+    sys.exit(main(int(words[0]), int(words[1]), words[2]) != 0)
