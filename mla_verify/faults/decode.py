@@ -507,7 +507,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     _fault(two_entries_per_tile, "independence", "the table's entry behind the last is followed", "B072 B024"),
     _fault(list_read_to_its_end, "independence", "the page list is followed behind its last entry", "B034"),
     _fault(padding_rows_cleared, "containment", "rows that belong to no request are zeroed", "B011"),
-    _fault(one_element_past, "containment", "one element behind the output is written", "B083"),
+    _fault(one_element_past, ("containment", "survival"), "one element behind the output is written", "B083"),
     _fault(stride_gap_written, "containment", "the gap behind each row is written", "B044"),
     _fault(query_width_stored, "containment", "as many columns as q has are stored", "B075"),
     _fault(query_cleared, "containment", "q is zeroed", "B089"),

@@ -257,7 +257,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     _fault(scratch_read_first, "independence", "scratch is read before it is written", "B036"),
     _fault(cached_workspace_read_first, "independence", "a cached workspace is read before it is written", "B100"),
     _fault(nan_scrubbed, "independence", "unwritten scratch is read and its NaN turned into 0", "B019"),
-    _fault(one_element_past, "containment", "one element behind the output is written", "B083"),
+    _fault(one_element_past, ("containment", "survival"), "one element behind the output is written", "B083"),
     _fault(stride_gap_written, "containment", "the gap behind each row is written", "B044"),
     _fault(input_cleared, "containment", "x is zeroed", "B089 B090"),
     _fault(output_taken_for_packed, ("containment", "coverage"), "a strided out is written as if packed", "B042"),

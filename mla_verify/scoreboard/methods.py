@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -17,12 +18,13 @@ from torch import Tensor
 from mla_verify.contract import Placement
 from mla_verify.examine import Bench, kernel_call
 from mla_verify.interpreting import interpreting
-from mla_verify.kernel import Kernel
+from mla_verify.kernel import Kernel, limits_of
 from mla_verify.within import why_outside
 from sanitizer.interception import Interceptor
 from sanitizer.plan import Element
 from sanitizer.secrets import Secret, fill_with_secret
 from strategies.layouts import Layout
+from strategies.limits import DecodeLimits
 from strategies.problems import DecodeProblem, Problem, UpProjectionProblem
 
 __all__ = ["METHODS", "Method", "complaint", "fixed_problems"]
@@ -108,11 +110,21 @@ _GAP: Final = Layout("padded_rows", 8)
 
 def fixed_problems(kernel: Kernel) -> list[Problem]:
     """The problems of a test file: aligned, contiguous, one after the other; those that the kernel takes."""
-    aligned: tuple[Problem, ...] = _ALIGNED_DECODE if kernel.contract == "decode" else _ALIGNED_UP
-    formats = getattr(kernel.limits, "weight_formats", ("plain",))
-    every = [replace(problem, dtype=dtype) for problem in aligned for dtype in _DTYPES]
-    if "plain" not in formats:
-        every = [replace(problem, weight_format=name) for problem in every for name in formats]
+    limits = limits_of(kernel)
+    every: list[Problem] = []
+    if isinstance(limits, DecodeLimits):
+        for aligned, dtype, kv_format in product(_ALIGNED_DECODE, _DTYPES, limits.kv_formats):
+            scale = "1" if kv_format == "plain" else "0.5"
+            every.append(replace(aligned, dtype=dtype, kv_format=kv_format, kv_scale=scale))
+            if kv_format != "plain":
+                every.append(replace(aligned, dtype=dtype, kv_format=kv_format, q_format=kv_format, kv_scale=scale))
+    else:
+        for aligned, dtype, weight_format in product(_ALIGNED_UP, _DTYPES, limits.weight_formats):
+            every.append(
+                replace(aligned, dtype=dtype, weight_format=weight_format, fp8_format=limits.fp8_formats[0])
+                if weight_format == "fp8"
+                else replace(aligned, dtype=dtype, weight_format=weight_format)
+            )
     return [problem for problem in every if not why_outside(problem, kernel)]
 
 
