@@ -101,7 +101,8 @@ def _fill(tensor: Tensor, plan: TensorPlan, fill: float, pool: int) -> None:
 
 def _beside(plan: TensorPlan, tensor: Tensor, before: Tensor, after: Tensor) -> frozenset[int]:
     """Changed slots in a tensor's gaps and in the guards that it asked for."""
-    item, start = tensor.itemsize, tensor.storage_offset() * tensor.itemsize
+    item = tensor.itemsize
+    start = int(tensor.storage_offset()) * item
     extent = 0 if 0 in plan.shape else 1 + _reach(plan)
     guard = plan.guard // item if plan.form == "view" else 0
     first = max(0, start - guard * item)
@@ -109,7 +110,7 @@ def _beside(plan: TensorPlan, tensor: Tensor, before: Tensor, after: Tensor) -> 
     changed = (before != after)[first : first + slots * item].view(slots, item).any(-1)
     offset = (start - first) // item
     if 0 not in plan.shape:
-        changed[offset:].as_strided(plan.shape, plan.strides, changed.storage_offset() + offset).fill_(False)
+        torch.as_strided(changed, plan.shape, plan.strides, int(changed.storage_offset()) + offset).fill_(False)
     return frozenset((changed.nonzero().flatten() - offset).tolist())
 
 
