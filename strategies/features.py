@@ -13,7 +13,16 @@ from strategies.layouts import INPUT_ONLY, Layout, LayoutKind, layout_is_packed
 from strategies.lengths import LENGTHS, keys_in
 from strategies.paging import paging_of
 from strategies.problems import DecodeProblem, UpProjectionProblem
-from strategies.vocabulary import DECODE_FORMATS, DECODE_REGIMES, DTYPES, ROUND_SCALES, UP_PROJECTION_REGIMES
+from strategies.vocabulary import (
+    DECODE_FORMATS,
+    DECODE_REGIMES,
+    DTYPES,
+    FP8_FORMATS,
+    QUANTISED_GROUPS,
+    ROUND_SCALES,
+    UP_PROJECTION_REGIMES,
+)
+from strategies.weight_formats import weight_shape
 
 __all__ = ["FEATURES", "PAIRS", "Feature"]
 
@@ -101,7 +110,7 @@ def _up_inputs(problem: UpProjectionProblem) -> list[Placed]:
     tokens, heads, latent = problem.num_tokens, problem.num_heads, problem.kv_lora_rank
     return [
         ((tokens, heads, latent), problem.x_layout),
-        ((heads, latent, problem.v_head_dim), problem.w_layout),
+        (weight_shape(problem.weight_format, (heads, latent, problem.v_head_dim)), problem.w_layout),
     ]
 
 
@@ -138,6 +147,42 @@ _UP_PROJECTION: Final[dict[str, Feature]] = {
     "vLLM's dequantised weight": _up_projection(lambda problem: problem.w_layout.kind == "vllm_dequantised"),
     "a size of 0": _up_projection(lambda problem: 0 in _up_sizes(problem)),
     "a size beside a tile": _up_projection(lambda problem: _beside_tile(_up_sizes(problem))),
+    **{f"dtype {dtype}": _equal("dtype", dtype) for dtype in DTYPES},
+    **{f"regime {regime}": _equal("regime", regime) for regime in UP_PROJECTION_REGIMES},
+}
+
+
+# Up-projection with a quantised weight
+
+
+def _up_codes(problem: UpProjectionProblem) -> list[Placed]:
+    return _up_inputs(problem)[1:]
+
+
+def _is_fp8(problem: UpProjectionProblem) -> bool:
+    return problem.weight_format == "fp8"
+
+
+def _several_groups(problem: UpProjectionProblem) -> bool:
+    return problem.kv_lora_rank > QUANTISED_GROUPS[problem.weight_format]
+
+
+def _short_last_group(problem: UpProjectionProblem) -> bool:
+    return problem.kv_lora_rank % QUANTISED_GROUPS[problem.weight_format] != 0
+
+
+_QUANTISED_UP_PROJECTION: Final[dict[str, Feature]] = {
+    "weight in fp8": _up_projection(_is_fp8),
+    "weight in mxfp4": _up_projection(lambda problem: problem.weight_format == "mxfp4"),
+    **{f"weight in {name}": Feature(_is_fp8, _equal("fp8_format", name).has) for name in FP8_FORMATS},
+    "several groups": _up_projection(_several_groups),
+    "short last group": _up_projection(_short_last_group),
+    "short group behind whole ones": _up_projection(lambda p: _several_groups(p) and _short_last_group(p)),
+    "codes strided": _strided(_up_codes),
+    "codes at an odd offset": _odd_offset(_up_codes),
+    "out strided": _strided(_up_output),
+    "out at an odd offset": _odd_offset(_up_output),
+    "out owns its storage": _equal("out_form", "owner"),
     **{f"dtype {dtype}": _equal("dtype", dtype) for dtype in DTYPES},
     **{f"regime {regime}": _equal("regime", regime) for regime in UP_PROJECTION_REGIMES},
 }
@@ -308,6 +353,7 @@ _QUANTISED_DECODE: Final[dict[str, Feature]] = {
 
 FEATURES: Final[dict[str, dict[str, Feature]]] = {
     "up-projection": _UP_PROJECTION,
+    "quantised up-projection": _QUANTISED_UP_PROJECTION,
     "decode": _DECODE,
     "quantised decode": _QUANTISED_DECODE,
 }
@@ -322,6 +368,13 @@ PAIRS: Final[dict[str, dict[str, Callable[[Any], bool]]]] = {
             problem.w_layout.kind.startswith("vllm") and problem.num_tokens >= 2
         ),
         "no inner size, some output": lambda problem: problem.kv_lora_rank == 0 and 0 not in _up_output(problem)[0][0],
+    },
+    "quantised up-projection": {
+        "several tokens and heads, several groups": lambda problem: (
+            problem.num_tokens >= 2 and problem.num_heads >= 2 and _several_groups(problem)
+        ),
+        "strided codes, several groups": lambda problem: _strided(_up_codes).has(problem) and _several_groups(problem),
+        "whole groups": lambda problem: problem.kv_lora_rank > 0 and not _short_last_group(problem),
     },
     "decode": {
         "strided output, odd size": lambda problem: _strided(_o).has(problem) and _odd_sizes(_o(problem)[0][0]),

@@ -10,13 +10,16 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.decode import decode_problems
 from strategies.features import FEATURES, PAIRS
-from strategies.limits import DecodeLimits
+from strategies.limits import DecodeLimits, UpProjectionLimits
 from strategies.up_projection import up_projection_problems
-from strategies.vocabulary import DECODE_FORMATS
+from strategies.vocabulary import DECODE_FORMATS, FP8_FORMATS, WEIGHT_FORMATS
 
 Drawn = Callable[..., "list[Any]"]
 STRATEGIES: Final[dict[str, SearchStrategy[Any]]] = {
     "up-projection": up_projection_problems(),
+    "quantised up-projection": up_projection_problems(
+        UpProjectionLimits(weight_formats=WEIGHT_FORMATS[1:], fp8_formats=FP8_FORMATS)
+    ),
     "decode": decode_problems(),
     "quantised decode": decode_problems(DecodeLimits(kv_formats=DECODE_FORMATS, quantised_q="optional")),
 }

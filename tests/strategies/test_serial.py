@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 
 from strategies.decode import decode_problems, invalid_decode_problems
-from strategies.limits import DecodeLimits
+from strategies.limits import DecodeLimits, UpProjectionLimits
 from strategies.problems import DecodeProblem, Problem, UpProjectionProblem
 from strategies.serial import ProblemError, problem_from_json, problem_to_json
 from strategies.up_projection import invalid_up_projection_problems, up_projection_problems
-from strategies.vocabulary import DECODE_FORMATS
+from strategies.vocabulary import DECODE_FORMATS, FP8_FORMATS, WEIGHT_FORMATS
 
+QUANTISED = UpProjectionLimits(weight_formats=WEIGHT_FORMATS, fp8_formats=FP8_FORMATS)
 STRATEGIES = {
     "decode": decode_problems(),
     "quantised decode": decode_problems(DecodeLimits(kv_formats=DECODE_FORMATS, quantised_q="optional")),
     "invalid decode": invalid_decode_problems(),
     "invalid up-projection": invalid_up_projection_problems(),
     "up-projection": up_projection_problems(),
+    "quantised up-projection": up_projection_problems(QUANTISED),
+    "invalid quantised up-projection": invalid_up_projection_problems(QUANTISED),
 }
 
 
@@ -33,11 +36,15 @@ def test_problems_survive_json(drawn: Callable[..., list[Problem]], name: str) -
 
 
 def test_older_files_mean_plain_tensors() -> None:
-    """A decode problem that was saved before there were formats is read as one without any."""
+    """A problem that was saved before there were formats is read as one without any."""
     data = problem_to_json(DecodeProblem(kv_lens=(3,), seed=7))
     for name in ("q_format", "kv_format", "q_scale", "kv_scale"):
         del data[name]
     assert problem_from_json(data) == DecodeProblem(kv_lens=(3,), seed=7)
+    data = problem_to_json(UpProjectionProblem(num_tokens=3, seed=7))
+    for name in ("weight_format", "fp8_format"):
+        del data[name]
+    assert problem_from_json(data) == UpProjectionProblem(num_tokens=3, seed=7)
 
 
 def _without(problem: Problem, field: str) -> dict[str, Any]:
@@ -78,6 +85,10 @@ HOSTILE: dict[str, tuple[object, str]] = {
     "layout of junk": (_with(UP, w_layout=[[[]]]), "w_layout: got"),
     "unknown dtype": (_with(UP, dtype="float8"), "dtype: got 'float8', wanted one of float32"),
     "other contract's regime": (_with(UP, regime="retrieval"), "regime: got 'retrieval'"),
+    "unknown weight format": (_with(UP, weight_format="int4"), "weight_format: got 'int4', wanted one of plain"),
+    "unknown encoding": (_with(UP, weight_format="fp8", fp8_format="e3m4"), "fp8_format: got 'e3m4'"),
+    "encoding of a plain weight": (_with(UP, fp8_format="e5m2"), "fp8_format: got 'e5m2', wanted e4m3fn where"),
+    "pairs of an odd rank": (_with(UP, weight_format="mxfp4", kv_lora_rank=3), "kv_lora_rank: got 3, wanted an even"),
     "unknown fault": (_with(UP, invalid="o_over_q"), "invalid: got 'o_over_q'"),
     "negative seed": (_with(UP, seed=-1), "seed: got -1"),
     "huge seed": (_with(UP, seed=2**63), "seed: got"),

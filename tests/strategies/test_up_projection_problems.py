@@ -143,6 +143,10 @@ def test_invalid_problems_keep_the_limits(drawn: Drawn) -> None:
         ({"num_heads": 16}, "wanted a tuple"),
         ({"max_num_tokens": 0}, "max_num_tokens=0"),
         ({"packed": frozenset({"q"})}, "packed: unknown 'q'"),
+        ({"weight_formats": ("int4",)}, "weight_formats: unknown 'int4'"),
+        ({"weight_formats": ()}, "weight_formats"),
+        ({"weight_formats": ("fp8",), "fp8_formats": ("e3m4",)}, "fp8_formats: unknown 'e3m4'"),
+        ({"weight_formats": ("mxfp4",), "kv_lora_rank": (1, 33)}, "wanted an even size"),
     ],
     ids=str,
 )
@@ -164,3 +168,29 @@ def test_wrong_words_are_refused() -> None:
         invalid_up_projection_problems(kinds=("out_is_late",))
     with pytest.raises(InvalidArgument, match="none of them can be built"):
         invalid_up_projection_problems(UpProjectionLimits(max_num_tokens=1), kinds=("out_stride_0",))
+
+
+QUANTISED = UpProjectionLimits(weight_formats=("plain", "fp8", "mxfp4"), fp8_formats=("e4m3fn", "e5m2"))
+
+
+def test_quantised_weights_have_sizes_and_layouts_of_their_own(drawn: Drawn) -> None:
+    """Pairs need an even rank, codes share no memory, and what means nothing for a format stays at its default."""
+    for strategy in (up_projection_problems(QUANTISED), invalid_up_projection_problems(QUANTISED)):
+        for problem in drawn(strategy, count=500):
+            assert problem.weight_format != "mxfp4" or problem.kv_lora_rank % 2 == 0
+            assert problem.weight_format == "plain" or problem.w_layout.kind not in INPUT_ONLY
+            assert problem.weight_format == "plain" or not problem.w_layout.kind.startswith("vllm")
+            assert problem.fp8_format == "e4m3fn" or (problem.weight_format, problem.fp8_format) == ("fp8", "e5m2")
+
+
+def test_quantised_weights_keep_the_limits(drawn: Drawn) -> None:
+    """Prescribed ranks are kept, the even ones alone where codes come in pairs, and contiguous codes are."""
+    limits = UpProjectionLimits(
+        weight_formats=("fp8", "mxfp4"), kv_lora_rank=(33, 64, 320), packed=frozenset({"w_q"}), aligned=True
+    )
+    ranks: dict[str, set[int]] = {"fp8": set(), "mxfp4": set()}
+    for problem in drawn(up_projection_problems(limits), count=300):
+        ranks[problem.weight_format].add(problem.kv_lora_rank)
+        assert problem.w_layout.kind in ("contiguous", "odd_singletons")
+        assert problem.w_layout.offset == 0
+    assert ranks == {"fp8": {33, 64, 320}, "mxfp4": {64, 320}}
