@@ -36,6 +36,7 @@ class Bench:
     """What is kept between the problems of one run: the loaded kernel, its contract and the arena.
 
     fenced: put tensors between fences. Only where the process may die: a kernel that touches one ends it.
+    no_fences: why there can be none on this device.
     parts: what an examination is made of. backends: what a GPU has beside calls: graphs and streams.
     earlier: what problems of a sequence gave when they came first (`mla_verify.remembering`).
     """
@@ -46,6 +47,7 @@ class Bench:
     device: torch.device
     arena: Arena
     fenced: bool = False
+    no_fences: str = ""
     parts: Parts = WHOLE
     backends: Backends | None = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)

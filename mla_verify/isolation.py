@@ -39,7 +39,7 @@ _SURE: Final = 10.0  # times the limit that a first time-out is given to prove i
 _BACKSTOP: Final = 60.0  # seconds for everything around the calls of one problem, on a busy machine
 _MEMORY: Final = 2 * 2**30  # bytes of address space beyond what the worker starts with
 _REMEMBERED: Final = 256  # problems, of those that a worker was given: as many as a case may hold
-_NO_FENCES: Final = "no fences on this device: survival does not cover reads past a tensor that end in mapped memory"
+_NO_FENCES: Final = "no fences on this device: survival does not cover accesses past a tensor that end in mapped memory"
 # Loaded by the server of workers, so that a new worker has them at once. Importing these computes nothing.
 _PRELOAD: Final = ("torch", "numpy", "mla_verify.serving", "mla_verify.up_projection", "mla_verify.decode")
 
@@ -113,7 +113,7 @@ class Sandboxed:
         self.given: deque[Any] = deque(maxlen=_REMEMBERED)  # what the worker has been asked since it started
         self.renews_quickly = start == "fork"  # in milliseconds, not in seconds
         self.why_not = ""
-        self.notes: tuple[str, ...] = () if device == "cpu" else (_NO_FENCES,)
+        self.notes: tuple[str, ...] = ()
         self.lost = 0.0
         self._hangs = False
         self._open()
@@ -215,6 +215,7 @@ class Sandboxed:
         if "usage" in answer:
             self._sandbox.close()
             raise UsageError(answer["usage"])
+        self.notes = (f"{_NO_FENCES} ({answer['no_fences']})",) if answer["no_fences"] else ()
         self._opened = True
         self.given.clear()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from mla_verify.contracts import contract_named
 from mla_verify.devices import resolve_device
 from mla_verify.errors import Unavailable
@@ -13,6 +15,7 @@ from mla_verify.kernel import Kernel
 from mla_verify.on_device import backends_of
 from mla_verify.registry import check_signature
 from sanitizer.arena import Arena
+from sanitizer.fences import Fencing
 
 __all__ = ["open_bench"]
 
@@ -30,11 +33,26 @@ def open_bench(kernel: Kernel, *, device: str = "cpu") -> Bench:
         check_interpreted(function, name=kernel.name)
     prepared = kernel.prepare is not None
     check_signature(function, kernel.contract, name=kernel.name, prepared=prepared, limits=kernel.limits)
+    fencing, no_fences = _fences_on(where)
     return Bench(
         kernel=kernel,
         contract=contract_named(kernel.contract),
         function=function,
         device=where,
-        arena=Arena(where),
+        arena=Arena(where, fencing=fencing),
+        no_fences=no_fences,
         backends=backends_of(where),
     )
+
+
+def _fences_on(device: torch.device) -> tuple[Fencing | None, str]:
+    """What puts tensors between fences on a device, or why nothing does; a CPU's arena brings its own."""
+    if device.type != "cuda":
+        return None, ""
+    from sanitizer.mapped_memory import DeviceFences
+    from sanitizer.mapping_drivers import NoDriver, mapping_driver
+
+    try:
+        return DeviceFences(mapping_driver(device), device), ""
+    except NoDriver as reason:
+        return None, str(reason)

@@ -64,18 +64,19 @@ def _open(arguments: Mapping[str, Any], benches: list[Bench]) -> dict[str, Any]:
         kernel = resolve(arguments["target"], contract=arguments["contract"])
         bench = open_bench(kernel, device=arguments["device"])
         bench.parts = Parts.from_json(arguments["parts"])
-        bench.fenced = bench.device.type == "cpu" and bench.parts.fences
+        bench.fenced = bench.arena.fencing is not None and bench.parts.fences
         bench.function = Watchdog(bench.function, bench.device)
         if kernel.prepare is not None:
             prepare = Watchdog(kernel.prepare, bench.device)
             prepare.begin(limit=arguments["prepare_limit"], warm_up_limit=arguments["prepare_limit"])
             bench.kernel = replace(bench.kernel, prepare=prepare)
         benches.append(bench)
+        opened = {"opened": True, "no_fences": bench.no_fences}
     except Unavailable as reason:
         return {"unavailable": str(reason)}
     except UsageError as error:
         return {"usage": str(error)}
-    return {"opened": True}
+    return opened
 
 
 def _closed_streams() -> list[str]:

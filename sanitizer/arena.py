@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -12,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sanitizer import faults
 from sanitizer.containment import Strays, describe_strays, strays_of
-from sanitizer.fences import Fence, Strip, forbidden
+from sanitizer.fences import Fence, Fencing, HostFences, Strip
 from sanitizer.finding import Finding
 from sanitizer.kept import KeptMemory
 from sanitizer.laying import Layer, Memory, as_wide_words, lay_large, lay_small
@@ -34,10 +35,12 @@ class Arena:
     `load` once, then for every run: `poison`, `tensors`, the kernel, `layout_changes`, `output_bits`, `stray`.
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu", *, fencing: Fencing | None = None) -> None:
+        """fencing: what puts tensors between fences; a CPU has its own."""
         self.device = torch.empty(0, device=device).device
+        self.fencing: Fencing | None = fencing or (HostFences() if self.device.type == "cpu" else None)
         self._open = Memory(self.device)
-        self._fenced = Memory(self.device, own_pages=True)
+        self._fenced = Memory(self.device, fencing=self.fencing)
         self._arena = self._open
         self._image = Memory(self.device)
         self.kept = KeptMemory()  # what kernels audited in this arena hold on to between calls
@@ -77,9 +80,13 @@ class Arena:
     def load(self, plans: Sequence[TensorPlan], *, fence: Fence | None = None) -> None:
         """Lay `plans` out and put the inputs' values in. The arena grows where it must and never shrinks.
 
-        fence: lay every tensor between pages that nobody may touch while `fences` holds; on a CPU only. Offsets do not
-        count then, and outputs with a storage of their own become views.
+        fence: lay every tensor between pages that nobody may touch while `fences` holds. Offsets do not count then, and
+        outputs with a storage of their own become views.
         """
+        if fence is not None:
+            if self.fencing is None:
+                raise ValueError(f"there are no fences on {self.device}: load the problem without")
+            fence = replace(fence, page=self.fencing.page)
         ground = place(plans, fence=fence)
         self._strayed = None
         places, self._size = ground.places, ground.size
@@ -112,8 +119,8 @@ class Arena:
         """Remember which pages to forbid, and let the fault report know what lies between them."""
         base = self._arena.data.data_ptr()
         self._strips = [(base + first, length) for first, length in ground.strips]
-        if not self._strips:
-            return
+        if not self._strips or self.device.type != "cpu":
+            return  # a device that faults does not say where
         roots = [placed for placed in ground.places if placed.plan.over is None]
         between = zip(roots, self._strips[:-1], self._strips[1:], strict=True)
         tensors = [
@@ -153,7 +160,14 @@ class Arena:
 
     def fences(self) -> AbstractContextManager[None]:
         """Forbids all access to the pages around the tensors, for as long as a kernel runs."""
-        return forbidden(self._strips)
+        if self.fencing is None or not self._strips:
+            return nullcontext()
+        return self.fencing.forbidden(self._strips)
+
+    @property
+    def scratch_fence(self) -> Fence | None:
+        """The fence for what a kernel allocates itself; on a device scratch is guarded, and not fenced."""
+        return self.fence if self.device.type == "cpu" else None
 
     # Before a run
 

@@ -1,6 +1,6 @@
 """Memory between pages that nobody may touch: one step past a tensor, or before it, ends the process at once.
 
-Only memory of a CPU is fenced here, with whole pages of `mmap` whose access `mprotect` forbids.
+Here is a CPU's, with whole pages of `mmap` whose access `mprotect` forbids; `sanitizer.mapped_memory` has a device's.
 """
 
 from __future__ import annotations
@@ -9,15 +9,26 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["PAGE", "Fence", "FencedPages", "Strip", "fenced_pages", "forbidden", "own_pages", "whole_pages"]
+__all__ = [
+    "PAGE",
+    "Fence",
+    "FencedPages",
+    "Fencing",
+    "HostFences",
+    "Strip",
+    "fenced_pages",
+    "forbidden",
+    "own_pages",
+    "whole_pages",
+]
 
 PAGE: Final = mmap.PAGESIZE
 
@@ -32,10 +43,44 @@ class Fence:
     with up to a page of guard bytes in front of it.
     alignment: bytes that the first element's address must be a multiple of, beyond its own size. With "after", up to
     alignment − 1 bytes stay between a tensor and its fence; they are guard bytes.
+    page: bytes that can be forbidden at least, and where such a piece begins; set by whoever lays tensors out.
     """
 
     side: Literal["after", "before"] = "after"
     alignment: int = 1
+    page: int = PAGE
+
+    def whole(self, size: int) -> int:
+        """The bytes of as many pages as `size` bytes need."""
+        return -(-size // self.page) * self.page
+
+
+class Fencing(Protocol):
+    """What memory between fences takes on one kind of device. `page`: bytes that can be forbidden at least."""
+
+    page: int
+
+    def own_pages(self, size: int) -> Tensor:
+        """[size, whole pages] uint8: zeroed memory of its own that begins with a page."""
+        ...
+
+    def forbidden(self, strips: Sequence[Strip]) -> AbstractContextManager[None]:
+        """Forbid all access to `strips` of the latest such memory while the body runs."""
+        ...
+
+
+class HostFences:
+    """Fences on a CPU."""
+
+    page = PAGE
+
+    def own_pages(self, size: int) -> Tensor:
+        """[size, whole pages] uint8: zeroed memory of its own."""
+        return own_pages(size)
+
+    def forbidden(self, strips: Sequence[Strip]) -> AbstractContextManager[None]:
+        """Forbid all access to `strips` while the body runs."""
+        return forbidden(strips)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sanitizer.fences import own_pages
+from sanitizer.fences import Fencing
 from sanitizer.geometry import Box, gap_boxes, rows_overlap, run_boxes
 from sanitizer.placed import Placed, strided_view
 from sanitizer.secrets import PERIOD, Secret, carrier_view, rows_of
@@ -29,11 +29,11 @@ _RUN: Final = PERIOD // 2  # longest run laid at once; leaves room for the phase
 class Memory:
     """A buffer of bytes that only grows, and views of the whole of it as any dtype.
 
-    own_pages: begin with a page, so that access to whole pages can be forbidden; on a CPU only.
+    fencing: whose pages it is made of, so that access to whole ones can be forbidden; None: torch's own memory.
     """
 
     device: torch.device
-    own_pages: bool = False
+    fencing: Fencing | None = None
     data: Tensor = field(init=False)  # [bytes] uint8
     _views: dict[torch.dtype, Tensor] = field(init=False, default_factory=dict[torch.dtype, Tensor])
 
@@ -47,7 +47,10 @@ class Memory:
 
     def renew(self, size: int) -> None:
         """Take new memory of `size` bytes."""
-        self.data = own_pages(size) if self.own_pages else torch.empty(size, dtype=torch.uint8, device=self.device)
+        if self.fencing is None:
+            self.data = torch.empty(size, dtype=torch.uint8, device=self.device)
+        else:
+            self.data = self.fencing.own_pages(size)
         self._views = {}
 
     def typed(self, dtype: torch.dtype) -> Tensor:

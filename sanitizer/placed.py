@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sanitizer.fences import Fence, Strip, whole_pages
+from sanitizer.fences import Fence, Strip
 from sanitizer.geometry import extent_of
 from sanitizer.plan import TensorPlan
 from sanitizer.secrets import carrier_of
@@ -103,17 +103,17 @@ class _Builder:
     def _between_fences(self, fence: Fence, plan: TensorPlan, in_front: int, size: int, unit: int) -> int:
         """Leave out a strip, take pages for what follows, and say where in them the first element lies."""
         # The strip belongs to both neighbours: no smaller than the guard that either of them asks for.
-        strip = whole_pages(max(plan.guard, self.guard, 1))
+        strip = fence.whole(max(plan.guard, self.guard, 1))
         self.strips.append((self.cursor, strip))
         first, self.guard = self.cursor + strip, plan.guard
         in_front, size = _up(in_front, unit), _up(size, unit)
-        self.cursor = first + whole_pages(in_front + size)
+        self.cursor = first + fence.whole(in_front + size)
         return first + in_front if fence.side == "before" else self.cursor - size
 
     def finish(self) -> int:
         """The size of all, once the last tensor has its fence."""
         if self.fence is not None and self.strips:
-            strip = whole_pages(max(self.guard, 1))
+            strip = self.fence.whole(max(self.guard, 1))
             self.strips.append((self.cursor, strip))
             self.cursor += strip
         return self.cursor

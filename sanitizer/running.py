@@ -118,7 +118,12 @@ class Runner:
         self._poison_workspaces(secret)
         tensors = arena.tensors()
         interceptor = Interceptor(
-            secret, arena.device, handed_out=arena.handed_out, fence=arena.fence, marked=marked, tracking=tracking
+            secret,
+            arena.device,
+            handed_out=arena.handed_out,
+            fence=arena.scratch_fence,
+            marked=marked,
+            tracking=tracking,
         )
         stopwatch.lap("fill")
         left = _called(self.call, tensors, interceptor, arena, self._observed(tensors, interceptor), self._state)
