@@ -1,0 +1,125 @@
+"""From layouts to plans: preconditions change where a tensor lies and what its secrets may be, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+import torch
+
+from mla_verify.decode import CONTRACT
+from mla_verify.judging import merged
+from mla_verify.kernel import Kernel
+from mla_verify.placement import PLAIN_FILLS, cache_fills, dtype_of, plan, table_fills
+from sanitizer.plan import Fills
+from strategies.layouts import Layout, strides_of
+from strategies.problems import DecodeProblem
+from tests.contracts.test_decode_tensors import KERNEL
+
+SHAPE: Final = (3, 4)
+PADDED: Final = Layout("padded_rows", 5, 3)
+
+
+def _asking(*preconditions: str) -> Kernel:
+    return replace(KERNEL, preconditions=preconditions)
+
+
+def test_a_dtype_is_called_by_its_torch_name() -> None:
+    """Another name is refused with those that there are."""
+    assert [dtype_of(name) for name in ("float32", "float16", "bfloat16")] == [
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+    ]
+    with pytest.raises(ValueError, match=r"^dtype 'float8' is not one of float32, float16, bfloat16$"):
+        dtype_of("float8")
+
+
+def test_without_preconditions_a_tensor_lies_as_drawn() -> None:
+    """Strides and offset are the layout's; what is not said has its default."""
+    placed = plan("x", SHAPE, PADDED, torch.float32, "input", kernel=KERNEL)
+    assert (placed.strides, placed.offset) == strides_of(SHAPE, PADDED)
+    assert (placed.name, placed.shape, placed.dtype, placed.role) == ("x", SHAPE, torch.float32, "input")
+    assert (placed.values, placed.live, placed.rules) == (None, None, None)
+    assert (placed.fills, placed.guard, placed.form) == (PLAIN_FILLS, 64, "view")
+
+
+@pytest.mark.parametrize(
+    ("group", "precondition", "contiguous"),
+    [
+        (None, "contiguous_x", True),
+        (None, "contiguous_tables", False),
+        ("tables", "contiguous_tables", True),
+        ("tables", "contiguous_x", False),
+        (None, "valid_table_tails", False),
+    ],
+)
+def test_contiguity_is_promised_by_name_or_by_group(group: str | None, precondition: str, contiguous: bool) -> None:
+    """Rows then lie one behind the other; where the first one begins stays as drawn."""
+    placed = plan("x", SHAPE, PADDED, torch.float32, "input", kernel=_asking(precondition), group=group)
+    assert placed.strides == ((4, 1) if contiguous else strides_of(SHAPE, PADDED)[0])
+    assert placed.offset == 3
+    flush = plan(
+        "x", SHAPE, Layout("padded_rows", 5), torch.float32, "input", kernel=_asking(precondition), group=group
+    )
+    assert flush.offset == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset", "aligned"),
+    [
+        (torch.float32, 0, 0),
+        (torch.float32, 1, 4),
+        (torch.float32, 4, 4),
+        (torch.float32, 5, 8),
+        (torch.bfloat16, 3, 8),
+        (torch.uint8, 3, 16),
+        (torch.float64, 3, 4),
+        (torch.complex128, 3, 3),
+    ],
+    ids=str,
+)
+def test_alignment_moves_the_first_element_up_to_the_next_16_bytes(
+    dtype: torch.dtype, offset: int, aligned: int
+) -> None:
+    """Nowhere else, and only where it was promised; strides stay."""
+    layout = replace(PADDED, offset=offset)
+    placed = plan("x", SHAPE, layout, dtype, "input", kernel=_asking("aligned_16"))
+    assert (placed.strides, placed.offset) == (strides_of(SHAPE, layout)[0], aligned)
+    assert plan("x", SHAPE, layout, dtype, "input", kernel=KERNEL).offset == offset
+
+
+def test_preconditions_choose_the_secrets_of_caches_and_tables() -> None:
+    """NaN and −1 where nothing is promised; finite numbers and valid pages where it is. B's page is always foreign."""
+    assert cache_fills(KERNEL) == Fills("nan", "ordinary", 0)
+    assert cache_fills(_asking("finite_unused_slots")) == Fills("ordinary2", "ordinary", 0)
+    assert table_fills(KERNEL, foreign=9, other=4) == Fills(-1, 9, 0)
+    assert table_fills(_asking("valid_table_tails"), foreign=9, other=4) == Fills(4, 9, 0)
+    assert table_fills(_asking("valid_table_tails"), foreign=9) == Fills(0, 9, 0)
+
+
+def test_a_page_id_outside_the_pool_is_the_first_of_both_forms_of_the_index() -> None:
+    """A kernel that reads either form meets it, even where one page is all there is."""
+    problem = DecodeProblem(kv_lens=(0, 1), q_lens=(1, 1), invalid="page_id_outside_pool")
+    kernel = replace(KERNEL, validates=("tables",))
+    plans = {one.name: one for one in CONTRACT.place(problem, kernel, torch.device("cpu")).tensors}
+    pages = plans["kv_buffer"].shape[0]
+    indices, table = plans["kv_indices"].values, plans["block_table"].values
+    assert indices is not None
+    assert table is not None
+    assert int(indices[0]) == pages
+    assert int(table[1, 0]) == pages
+
+
+def test_real_rows_are_those_that_see_a_key() -> None:
+    """Neither padding, nor rows of a request without keys, nor rows before the first key."""
+    assert CONTRACT.real_rows is not None
+    rows = CONTRACT.real_rows(DecodeProblem(kv_lens=(3, 0, 1), q_lens=(2, 1, 2), padding_rows=2))
+    assert rows.tolist() == [True, True, False, False, True, False, False]
+
+
+def test_no_judgements_add_up_to_nothing_wrong() -> None:
+    """A problem without outputs to judge is right, and nothing of it was left unjudged."""
+    nothing = merged(())
+    assert (nothing.disagreements, nothing.not_judged, nothing.worst) == ((), 0, 0.0)
