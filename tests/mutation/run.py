@@ -14,22 +14,24 @@ import importlib
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType
 from typing import Any, Final
 
 from tests.mutation.explaining import Fate, Verdict, explained, fate_of, verdict
+from tests.mutation.hiding import hide_wrappers
 from tests.mutation.mutants import Mutant, drawn, row, written
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _MUTANTS: Final = _ROOT / "mutants"
 _DOCUMENT: Final = _ROOT / "docs" / "mutation.md"
 _FAILING: Final = "failing.txt"  # written by tests.mutation.noting, which pytest alone may import
+_KILLED: Final = "killed.txt"
 _SEED: Final = 20261130
 # A mutant that takes the memory limit off must not take the machine's memory.
 _ADDRESS_SPACE: Final = 24 << 30
@@ -37,9 +39,16 @@ _ADDRESS_SPACE: Final = 24 << 30
 # A room's mutants are killed by the room's own tests: those say what it promises, and are quick.
 _TESTS_OF: Final = {
     "sanitizer.triton": ("tests/triton/",),
-    "sanitizer": ("tests/sanitizer/",),
+    "sanitizer": ("tests/sanitizer/", "tests/gpu/"),
     "mla_verify": ("tests/contracts/", "tests/formats/"),
 }
+# Called while their module is imported, which in a fork has happened already; and the tests that tell.
+_AT_IMPORT: Final = {
+    "sanitizer.secrets._float_formats": ("tests/sanitizer/test_patterns.py", "tests/sanitizer/test_dtypes.py"),
+    "sanitizer.interception._overloads": ("tests/sanitizer/test_interception.py",),
+}
+_PLUGIN: Final = ("-p", "tests.mutation.hiding")
+_QUICKEST: Final = 30  # tests of a first round: nearly every mutant that is killed dies in it
 # What runs in another process leaves no trace in mutmut's records of who calls what.
 _ELSEWHERE: Final = tuple(f"sanitizer.{name}" for name in ("worker", "forkserver", "faults", "fatal", "messages"))
 _TESTS_ELSEWHERE: Final = ("tests/sanitizer/test_sandbox.py", "tests/sanitizer/test_fences.py")
@@ -62,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     _MUTANTS.mkdir(exist_ok=True)
     print("writing the mutants down, and running the tests once to see what they call …", flush=True)
     with _unheard():
-        runner, tests = _prepared(asked.jobs)
+        tests = _prepared(asked.jobs)
     if failing := _failing():
         print(f"left out, because they fail without a mutation already: {', '.join(sorted(failing))}")
     mutants = written(_MUTANTS)
@@ -72,7 +81,11 @@ def main(arguments: Sequence[str]) -> int:
     chosen = [mutant for mutant in mutants if mutant.key in asked.keys]
     chosen = chosen or drawn(mutants, count=asked.mutants, seed=asked.seed)
     print(f"{len(chosen)} of {len(mutants)} mutants, " + ("by key" if asked.keys else f"seed {asked.seed}"), flush=True)
-    fates = _fates(runner, chosen, tests)
+    killed = _killed_before()
+    fates: dict[Mutant, Fate] = {mutant: killed[mutant.key] for mutant in chosen if mutant.key in killed}
+    if fates:
+        print(f"{len(fates)} of them were killed in an earlier run, whose mutants were kept", flush=True)
+    fates |= _fates([mutant for mutant in chosen if mutant not in fates], tests, asked.jobs)
     print(_table(fates))
     found = verdict(fates, explained(_DOCUMENT.read_text()), existing={mutant.key for mutant in mutants})
     print(_said(found))
@@ -97,33 +110,39 @@ def _unheard() -> Generator[None, None, None]:
         os.close(log)
 
 
-def _prepared(jobs: int) -> tuple[Any, Mapping[str, list[str]]]:
-    """mutmut's runner of mutants, and per function the tests that call it, quickest first."""
+def _prepared(jobs: int) -> Mapping[str, list[str]]:
+    """Write the mutants down; per function the tests that call it, quickest first."""
     mutmut: Any = importlib.import_module("mutmut.__main__")
-    _stay_out_of_sight()
+    hide_wrappers()
+    mutation: Any = importlib.import_module("mutmut.mutation.file_mutation")
+    mutation.NEVER_MUTATE_FUNCTION_NAMES.add("_should_skip_dynamo")  # called before its wrapper is complete
     mutmut.set_mutant_under_test("mutant_generation")
     mutmut.copy_src_dir()
     mutmut.copy_also_copy_files()
     mutmut.setup_source_paths()
     mutmut.create_mutants(jobs)
-    runner = mutmut.get_mutant_runner(jobs)
-    if not mutmut.load_stats():
-        _record_calls(mutmut, runner)
+    _record_calls(mutmut, mutmut.get_mutant_runner(1))
     mutmut.set_mutant_under_test("")
     state = mutmut.state()
     seconds: dict[str, float] = state.duration_by_test
     called: dict[str, set[str]] = state.tests_by_mangled_function_name
     failing = _failing()
-    return runner, {name: sorted(tests - failing, key=seconds.__getitem__) for name, tests in called.items()}
+    return {name: sorted(tests - failing, key=seconds.__getitem__) for name, tests in called.items()}
 
 
 def _record_calls(mutmut: Any, runner: Any) -> None:
-    """Run every test once, to learn how long it takes and what it calls."""
+    """Run every test that is not on record once, to learn how long it takes and what it calls."""
+    tests: set[str] = set()  # all of them
+    if mutmut.load_stats():
+        mutmut.set_mutant_under_test("list_all_tests")
+        tests = runner.list_all_tests().new_tests()
+        if not tests:
+            return
     config: Any = mutmut.config()
     usual = config.pytest_add_cli_args
     config.pytest_add_cli_args = [*usual, "--maxfail=1000", "-p", "tests.mutation.noting"]
     mutmut.set_mutant_under_test("stats")
-    runner.collect_stats([])
+    runner.collect_stats(sorted(tests))
     config.pytest_add_cli_args = usual
     if not mutmut.state().tests_by_mangled_function_name:
         raise SystemExit(f"the tests could not be run, see {_MUTANTS / 'log.txt'}")
@@ -135,21 +154,21 @@ def _failing() -> frozenset[str]:
     return frozenset(noted.read_text().splitlines() if noted.exists() else ())
 
 
-def _stay_out_of_sight() -> None:
-    """Keep mutmut's wrappers around functions from changing what the sanitizer does by themselves."""
-    mutation: Any = importlib.import_module("mutmut.mutation.file_mutation")
-    mutation.NEVER_MUTATE_FUNCTION_NAMES.add("_should_skip_dynamo")  # called before its wrapper is complete
-    trampoline: Any = importlib.import_module("mutmut.mutation.trampoline")
-    torch: Any = importlib.import_module("torch")
-    # A finding names the innermost line of code that is neither the sanitizer's nor torch's.
-    hidden = str(Path(torch.__file__).with_name("trampoline.py"))
-    trampoline.wrap_in_trampoline.__code__ = _renamed(trampoline.wrap_in_trampoline.__code__, hidden)
+def _killed_before() -> dict[str, Fate]:
+    """What earlier runs have noted, by key. Tests are added and not taken away: killed stays killed."""
+    noted = _MUTANTS / _KILLED
+    lines = noted.read_text().splitlines() if noted.exists() else []
+    fates: dict[str, Fate] = {}
+    for line in lines:
+        key, fate = line.split()
+        fates[key] = "timeout" if fate == "timeout" else "killed"
+    return fates
 
 
-def _renamed(code: CodeType, file: str) -> CodeType:
-    """The code, and that of functions in it, as if it stood in another file."""
-    inner = tuple(_renamed(one, file) if isinstance(one, CodeType) else one for one in code.co_consts)
-    return code.replace(co_filename=file, co_consts=inner)
+def _note_killed(mutant: Mutant, fate: Fate) -> None:
+    if fate in ("killed", "timeout"):
+        with (_MUTANTS / _KILLED).open("a", encoding="utf-8") as noted:
+            noted.write(f"{mutant.key} {fate}\n")
 
 
 def _tests_of(mutant: Mutant, called: Mapping[str, list[str]], every: Sequence[str]) -> list[str]:
@@ -160,31 +179,70 @@ def _tests_of(mutant: Mutant, called: Mapping[str, list[str]], every: Sequence[s
     return [*calling, *(test for test in every if test.startswith(_TESTS_ELSEWHERE) and test not in calling)]
 
 
-def _fates(runner: Any, chosen: Sequence[Mutant], called: Mapping[str, list[str]]) -> dict[Mutant, Fate]:
-    """Run every mutant, as many at a time as the runner takes."""
-    state: Any = importlib.import_module("mutmut.state").state()
-    seconds: dict[str, float] = state.duration_by_test
+def _fates(chosen: Sequence[Mutant], called: Mapping[str, list[str]], jobs: int) -> dict[Mutant, Fate]:
+    """Run every mutant against its quickest tests, and what survives those against the others."""
+    seconds: dict[str, float] = importlib.import_module("mutmut.state").state().duration_by_test
     every = sorted(seconds.keys() - _failing(), key=seconds.__getitem__)
-    by_name = {mutant.name: mutant for mutant in chosen}
+    tests = {mutant: _tests_of(mutant, called, every) for mutant in chosen}
+    early = {mutant: those for mutant, those in tests.items() if mutant.function in _AT_IMPORT}
+    fates: dict[Mutant, Fate] = {mutant: _alone(mutant) for mutant in early}
+    first = {mutant: those[:_QUICKEST] for mutant, those in tests.items() if mutant not in early}
+    fates |= _round(first, seconds, jobs)
+    others = {mutant: tests[mutant][_QUICKEST:] for mutant in first if fates[mutant] == "survived"}
+    return fates | _round({mutant: those for mutant, those in others.items() if those}, seconds, jobs)
+
+
+def _alone(mutant: Mutant) -> Fate:
+    """Run a mutant in an interpreter of its own, from the first import on."""
+    path = os.pathsep.join([str(_MUTANTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    config: Any = importlib.import_module("mutmut.configuration").config()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            *config.pytest_add_cli_args,
+            *_PLUGIN,
+            *_AT_IMPORT[mutant.function],
+        ],
+        cwd=_MUTANTS,
+        env={**os.environ, "MUTANT_UNDER_TEST": mutant.name, "PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    fate = fate_of(done.returncode)
+    _note_killed(mutant, fate)
+    print(f"from the first import: {fate} ({done.returncode}) {row(mutant)}", flush=True)
+    return fate
+
+
+def _round(tests: Mapping[Mutant, Sequence[str]], seconds: Mapping[str, float], jobs: int) -> dict[Mutant, Fate]:
+    """Run every mutant against these tests, `jobs` at a time."""
+    mutmut: Any = importlib.import_module("mutmut.__main__")
+    runner: Any = mutmut.get_mutant_runner(jobs)
+    by_name = {mutant.name: mutant for mutant in tests}
     fates: dict[Mutant, Fate] = {}
+    began = time.monotonic()
 
     def take_one() -> None:
         result = runner.wait_for_result()
         mutant = by_name[result.mutant_name]
-        fates[mutant] = fate_of(result.exit_code)
-        took = time.monotonic() - began
-        print(f"{len(fates)}/{len(chosen)} {took:.0f} s: {fates[mutant]} {result.exit_code} {row(mutant)}", flush=True)
+        fate = fates[mutant] = fate_of(result.exit_code)
+        _note_killed(mutant, fate)
+        passed = f"{time.monotonic() - began:.0f} s"
+        print(f"{len(fates)}/{len(tests)} {passed} {fate} ({result.exit_code}) {row(mutant)}", flush=True)
 
-    began = time.monotonic()
     runner.startup()
     try:
-        for mutant in chosen:
-            tests = _tests_of(mutant, called, every)
-            needed = sum(seconds[test] for test in tests)
+        for mutant, those in tests.items():
+            needed = sum(seconds[test] for test in those)
             while not runner.has_capacity():
                 take_one()
             # The runner allows half of this on the wall clock. Ten times what the tests took is a hang.
-            runner.submit(mutant.name, tests, int(2 * (30 + 10 * needed)), needed)
+            runner.submit(mutant.name, list(those), int(2 * (30 + 10 * needed)), needed)
         runner.signal_work_complete()
         while runner.pending_count():
             take_one()
