@@ -121,15 +121,8 @@ _COMPARISONS: Final[Mapping[str, Callable[[Poly, Poly], Formula]]] = {
     "eq": equal,
     "ne": lambda one, other: negation(equal(one, other)),
 }
-_FLOAT_OPS: Final = (
-    "math.",
-    "tt.dot",
-    "tt.fp_to_fp",
-    "tt.precise_",
-    "tt.clampf",
-    "tt.mulhiui",
-    "tt.extern_elementwise",
-)
+_CALLS: Final = ("tt.call", "func.call", "llvm.call")  # of functions that are not inlined: they may store
+_REGIONS: Final = ("tt.reduce", "tt.scan", "tt.map_elementwise")  # whose regions hold arithmetic alone
 _PASS: Final = ("tt.return", "scf.yield", "tt.debug_barrier", "gpu.barrier", "ttg.barrier", "tt.print", "tt.assert")
 
 
@@ -299,8 +292,14 @@ class _Executor:
 
     # Straight operations
 
-    def _step(self, op: Op) -> Value | None:
+    def _step(self, op: Op) -> Value | None:  # noqa: PLR0912  one branch per family of operations
         name = op.name
+        if name in _CALLS or (op.regions and name not in _REGIONS):
+            raise OutOfClass(name, op.line)
+        if "descriptor" in name or "tensormap" in name:
+            if not self.dry:
+                self.lost.append(OutOfClass(name, op.line, loads="load" in name or "gather" in name))
+            return self._poison(op) if op.results else None
         if name == "arith.constant":
             return self._constant(op)
         if name in ("tt.get_program_id", "tt.get_num_programs"):
@@ -416,6 +415,8 @@ class _Executor:
         if name in ("extsi", "extui", "index_cast", "trunci") and values[0].kind == "int":
             if name == "trunci":
                 return self._counted(values[0].at, kind, op)
+            if name == "extui":
+                return Value("int", self._not_negative(values[0].at, op), kind.shape, kind.bits)
             return Value("int", values[0].at, kind.shape, kind.bits)
         if name in ("extui", "extsi") and values[0].kind == "bool":
             one = 1 if name == "extui" else -1
@@ -430,6 +431,14 @@ class _Executor:
         if len(values) == 2 and all(value.kind == "int" for value in values):
             return self._numeric(name, values, kind, op)
         return self._poison(op)
+
+    def _not_negative(self, at: Callable[[Index], Poly], op: Op) -> Callable[[Index], Poly]:
+        def checked(index: Index) -> Poly:
+            poly = at(index)
+            self._demand(at_least(poly, 0), op, "what is widened without a sign is not negative")
+            return poly
+
+        return checked
 
     def _unfollowed(self, values: Sequence[Value], op: Op) -> Value:
         """A truth that rests on a float is unknown; `and` with it still bounds."""
@@ -586,13 +595,14 @@ class _Executor:
     def _atomic(self, op: Op) -> Value:
         pointer = self.values[op.operands[0]]
         if not self.dry:
-            self.lost.append(OutOfClass(f"{op.name} on {pointer.base or 'an unknown address'}", op.line))
+            where = pointer.base or "an unknown address"
+            self.lost.append(OutOfClass(f"{op.name} on {where}", op.line, tensor=pointer.base))
         return self._poison(op)
 
     def _not_followed(self, stores: bool, op: Op) -> None:
         what = "a store to" if stores else "a load from"
         if not self.dry:
-            self.lost.append(OutOfClass(f"{what} an address that is not followed", op.line))
+            self.lost.append(OutOfClass(f"{what} an address that is not followed", op.line, loads=not stores))
 
     def _note(self, stores: bool, pointer: Value, mask: Value | None, op: Op) -> None:
         sizes = op.operand_type.shape
@@ -608,7 +618,8 @@ class _Executor:
             active = TRUE if mask is None else self._truth(mask, lanes, op)
         except OutOfClass as lost:
             what = "stores to" if stores else "loads from"
-            self.lost.append(OutOfClass(f"an address that {what} {pointer.base} rests on {lost.what}", lost.line))
+            why = f"an address that {what} {pointer.base} rests on {lost.what}"
+            self.lost.append(OutOfClass(why, lost.line, tensor=pointer.base, loads=not stores))
             return
         finally:
             self._narrow, self._demands = outer

@@ -21,6 +21,7 @@ from mla_verify.proofs.terms import (
     Terms,
     all_of,
     at_least,
+    atoms_in,
     equal,
     less,
 )
@@ -145,6 +146,7 @@ def build(
     terms = terms or Terms()
     function = parse_ttir(lowered.text)
     program = execute(function, lowered.names, terms, tag=tag)
+    _refuse_stored_tables(program)
     reader = Symbolic(terms, constants)
     places: dict[str, Place] = {}
     for layout in proof.layouts:
@@ -169,6 +171,15 @@ def build(
     return Model(
         proof, dict(constants), terms, function, lowered.names, program, places, (extents[0], extents[1], extents[2])
     )
+
+
+def _refuse_stored_tables(program: Program) -> None:
+    """A table that decides an address is the same all the time: one that is stored to as well is out of class."""
+    stores = {site.base: site for site in program.sites if site.stores}
+    for site in program.sites:
+        for atom in atoms_in(site.offset, site.mask, site.path):
+            if atom.kind == "load" and atom.name in stores:
+                raise OutOfClass(f"addresses rest on {atom.name}, which is stored to", stores[atom.name].line)
 
 
 def _monomial(poly: Poly, text: str, proof: Proof) -> Monomial:

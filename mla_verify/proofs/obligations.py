@@ -30,7 +30,7 @@ from mla_verify.proofs.witness import Witness, find_witness
 
 __all__ = ["Answer", "bounds", "containment", "coverage", "defined", "flow", "race"]
 
-_SECONDS = 25.0  # for one property of one tensor
+_SECONDS = 60.0  # of computing, for one property of one tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Answer:
 
 
 def _deadline() -> float:
-    return time.monotonic() + _SECONDS
+    return time.process_time() + _SECONDS
 
 
 def defined(model: Model) -> Answer:
@@ -91,7 +91,7 @@ def _box(place: Place, index: Sequence[Poly]) -> Formula:
 
 
 def race(model: Model, place: Place) -> Answer:
-    """Two active lanes at one element belong to one program, and in one turn of one store are one lane."""
+    """Two active lanes at one element belong to one program."""
     until = _deadline()
     tensor = place.layout.tensor
     stores = model.sites(tensor, stores=True)
@@ -103,9 +103,6 @@ def race(model: Model, place: Place) -> Answer:
             facts = model.facts().plus(one.running, two.running, one.active, two.active)
             facts = facts.plus(*(equal(a, b) for a, b in zip(one.index, two.index, strict=True)))
             goals = [equal(a, b) for a, b in zip(one.axes, two.axes, strict=True)]
-            if first is second:
-                same_turn = all_of(equal(a, b) for a, b in zip(one.trips, two.trips, strict=True))
-                goals += [any_of((negation(same_turn), equal(a, b))) for a, b in zip(one.lanes, two.lanes, strict=True)]
             for goal in goals:
                 if not proves(facts, goal, until=until):
                     return Answer(False, f"{first.line} and {second.line}")

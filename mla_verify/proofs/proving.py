@@ -277,12 +277,10 @@ def _in_the_way(models: Sequence[Model], question: _Question) -> OutOfClass | No
     """What was not followed and could break this property."""
     for model in models:
         for lost in model.program.lost:
-            loads = "load" in lost.what
-            named = question.tensor and question.tensor in lost.what.split()
-            everywhere = "not followed" in lost.what and "rests on" not in lost.what
-            if question.property in ("containment", "race", "coverage", "flow") and not loads and (named or everywhere):
-                return lost
-            if question.property in ("bounds", "flow") and loads and (named or everywhere):
+            near = not lost.tensor or lost.tensor == question.tensor
+            writes = question.property in ("containment", "race", "coverage", "flow") and not lost.loads
+            reads = question.property in ("bounds", "flow", "race") and lost.loads
+            if near and (writes or reads):
                 return lost
     return None
 
@@ -311,6 +309,8 @@ def _questions(model: Model) -> Iterator[_Question]:
     stray = sorted(
         {site.base for site in model.program.sites if site.stores} - {part.tensor for part in model.proof.outputs}
     )
+    outputs = {part.tensor for part in model.proof.outputs}
+    stray += sorted({lost.tensor for lost in model.program.lost if lost.tensor and not lost.loads} - {*outputs, *stray})
     for tensor in stray:
         yield _Question("containment", tensor, lambda: Answer(False, "it is stored to and is no declared output"))
     layouts = {layout.tensor: layout for layout in model.proof.layouts}

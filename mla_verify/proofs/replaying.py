@@ -143,16 +143,9 @@ def _play(scene: Reenactment) -> Result:
             shown += [text for text in result.notes if "outside the outputs" in text]
         case "race":
             shown = [text for text in said if text.startswith("repeatability") or "from several programs" in text]
-            shown = shown or _twice(recorder, scene.tensor)
         case _:  # bounds, flow
             shown = [text for text in said if _SECRET_LOAD in text or _OUTSIDE in text]
     return Result(bool(shown), (shown or said or ["nothing was found"])[0])
-
-
-def _twice(recorder: Any, tensor: str) -> list[str]:
-    """Whether the lanes of one store met, which the recorder counts and does not call a fault."""
-    counts, _ = recorder.recording.written(tensor)
-    return [f"an element of {tensor} was stored {int(counts.max())} times"] if counts.size and counts.max() > 1 else []
 
 
 def _jitted(function: Any) -> Any:

@@ -22,6 +22,8 @@ __all__ = ["Access", "Launch", "TooMuch", "run_program"]
 
 _TURNS: Final = 4096  # of one loop; a longer one is beyond a search at small sizes
 
+_REGIONS: Final = ("tt.reduce", "tt.scan", "tt.map_elementwise")  # whose regions hold arithmetic alone
+
 Array = NDArray[Any]
 
 
@@ -175,6 +177,8 @@ class _Run:
 
     def step(self, op: Op) -> Any:  # noqa: PLR0912  one branch per family of operations
         name = op.name
+        if name in ("tt.call", "func.call", "llvm.call") or (op.regions and name not in _REGIONS):
+            raise OutOfClass(name, op.line)
         if name == "arith.constant":
             return self.constant(op)
         if name == "tt.get_program_id":

@@ -23,11 +23,14 @@ PROPERTIES: Final[dict[Property, str]] = {
 
 
 class OutOfClass(Exception):
-    """An operation that the method does not cover stands in the way; it is named with its source line."""
+    """An operation that the method does not cover stands in the way; it is named with its source line.
 
-    def __init__(self, what: str, line: str) -> None:
+    tensor: the only one that it accesses; empty where that is not known. loads: that it does not write.
+    """
+
+    def __init__(self, what: str, line: str, *, tensor: str = "", loads: bool = False) -> None:
         super().__init__(f"{what} ({line})" if line else what)
-        self.what, self.line = what, line
+        self.what, self.line, self.tensor, self.loads = what, line, tensor, loads
 
 
 @dataclass(frozen=True, slots=True)
