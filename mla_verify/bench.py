@@ -150,6 +150,8 @@ def bench_rows(
             phases += [_phases(bench, label, problem, repeats) for label, problem in _PROBLEMS[name]]
             rates.append(_rate(kernel, device))
             sandboxes.append(sandbox_row(_small(kernel), device))
+    if only_economy:
+        return {"economy": economy_json(economy)}
     return {
         "phases": [asdict(row) for row in phases],
         "rates": [asdict(row) for row in rates],
@@ -311,7 +313,7 @@ class _Floor:
 def print_bench(rows: dict[str, list[dict[str, Any]]], *, to: Console | None = None) -> None:
     """Print every table that there are rows for."""
     out = to or console()
-    if rows["phases"]:
+    if "phases" in rows:
         _print_costs(rows, out)
         out.print()
     print_economy([EconomyRow(**row) for row in rows["economy"]], to=out)
