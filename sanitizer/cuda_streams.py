@@ -10,7 +10,9 @@ import torch
 __all__ = ["CudaStreams"]
 
 # torch hands streams out in turn from so many of each priority: holding them all holds those that a kernel asks for.
-# Streams that a library makes for itself are not among them; only what they read too early is seen.
+# Streams that a library makes for itself are not among them; only what they read too early is seen. Streams share a few
+# hardware queues (CUDA_DEVICE_MAX_CONNECTIONS): a reader behind late work in the same queue waits for it after all, so
+# that one run may miss a fault. Each run uses other streams, and each audit has two.
 _POOL: Final = 32
 _PRIORITIES: Final = (0, -1)
 _MOMENT: Final = 4_000_000  # cycles of the device's clock: some milliseconds

@@ -20,7 +20,7 @@ class NoDriver(RuntimeError):
 def mapping_driver(device: torch.device) -> MappingDriver:
     """The driver for a device of torch's. Raises NoDriver where what it takes is not installed or not supported."""
     index = device.index or 0
-    torch.cuda.init()  # the driver's calls need torch's context
+    torch.empty(1, device=device)  # the driver's calls need torch's context
     try:
         driver = HipDriver(index) if torch.version.hip else CudaDriver(index)
         if driver.granularity <= 0:

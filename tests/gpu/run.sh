@@ -10,6 +10,7 @@ case "${1:-}" in
     --dry-run) dry=1 ;;
     *) echo "usage: tests/gpu/run.sh [--dry-run]" >&2; exit 2 ;;
 esac
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} # streams that share a queue wait for each other
 failed=()
 
 # Every step runs, whatever became of those before it. Exit code 3 says that something is not installed here.
