@@ -39,7 +39,10 @@ class Proven:
     def outcome(self) -> Outcome:
         """The worst of all verdicts."""
         outcomes = {verdict.outcome for result in self.results for verdict in result.verdicts}
-        return next((outcome for outcome in _WORST if outcome in outcomes), "unknown")
+        for outcome in _WORST:
+            if outcome in outcomes:
+                return outcome
+        return "unknown"
 
 
 def declared_names() -> tuple[str, ...]:

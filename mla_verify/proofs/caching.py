@@ -38,11 +38,14 @@ def recall(key: str) -> list[Verdict] | None:
     """Verdicts that were remembered under a key; None where there are none that can be read."""
     try:
         data: list[dict[str, Any]] = json.loads((_folder() / f"{key}.json").read_text(encoding="utf-8"))
-        return [
-            Verdict(**{**part, "tables": {name: tuple(held) for name, held in part["tables"].items()}}) for part in data
-        ]
+        return [_verdict(part) for part in data]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _verdict(part: dict[str, Any]) -> Verdict:
+    part["tables"] = {name: tuple(held) for name, held in part["tables"].items()}
+    return Verdict(**part)
 
 
 def remember(key: str, verdicts: Sequence[Verdict]) -> None:

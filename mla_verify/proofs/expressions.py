@@ -149,11 +149,14 @@ class Symbolic(_Reader):
             ast.NotEq: lambda one, other: negation(equal(one, other)),
         }
         self.functions = {
-            "cdiv": lambda one, other: terms.quotient(one + other - 1, other),
+            "cdiv": self._ceiling,
             "min": lambda *values: functools.reduce(terms.smaller, values),
             "max": lambda *values: functools.reduce(terms.larger, values),
-            "implies": lambda one, other: any_of((negation(one), other)),
+            "implies": _implied,
         }
+
+    def _ceiling(self, one: Poly, other: Poly) -> Poly:
+        return self.terms.quotient(one + other - 1, other)
 
     def poly(self, text: str) -> Poly:
         """An expression that is a number."""
@@ -201,6 +204,18 @@ class Symbolic(_Reader):
         return (all_of if every else any_of)(values)
 
 
+def _implied(one: Formula, other: Formula) -> Formula:
+    return any_of((negation(one), other))
+
+
+def _rounded_up(one: int, other: int) -> int:
+    return -(-one // other)
+
+
+def _follows(one: object, other: object) -> bool:
+    return not one or bool(other)
+
+
 class Concrete(_Reader):
     """Expressions as numbers. Raises LookupError for an entry that a table does not have."""
 
@@ -225,10 +240,10 @@ class Concrete(_Reader):
     )
     functions: Mapping[str, Callable[..., Any]] = MappingProxyType(
         {
-            "cdiv": lambda one, other: -(-one // other),
+            "cdiv": _rounded_up,
             "min": min,
             "max": max,
-            "implies": lambda one, other: (not one) or other,
+            "implies": _follows,
         }
     )
 

@@ -42,7 +42,8 @@ def seen_launches(look: Callable[[Seen], None]) -> Generator[None, None, None]:
 
     def call(executor: Any, *arguments: Any, **named: Any) -> Any:
         given = {**dict(zip(executor.arg_names, arguments, strict=False)), **named}
-        grid = executor.grid(given) if callable(executor.grid) else executor.grid
+        grid: Any = executor.grid
+        grid = grid(given) if callable(grid) else grid
         x, y, z = [*grid, 1, 1][:3]
         look(Seen(executor.fn.__name__, given, (x, y, z)))
         return stock(executor, *arguments, **named)

@@ -14,7 +14,6 @@ from mla_verify.proofs.lowering import Lowered
 from mla_verify.proofs.parsing import Function, parse_ttir
 from mla_verify.proofs.solving import Facts
 from mla_verify.proofs.terms import (
-    Atom,
     Formula,
     Monomial,
     Poly,
@@ -185,6 +184,6 @@ def _refuse_stored_tables(program: Program) -> None:
 def _monomial(poly: Poly, text: str, proof: Proof) -> Monomial:
     if len(poly.terms) == 1:
         monomial, factor = poly.terms[0]
-        if factor == 1 and all(isinstance(atom, Atom) for atom in monomial):
+        if factor == 1:
             return monomial
     raise UsageError(f"{proof.name}: the stride {text!r} is no product of parameters; write it as one, or '1'")

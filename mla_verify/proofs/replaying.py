@@ -98,17 +98,19 @@ def reenact(scenes: Sequence[Reenactment]) -> list[Result]:
 
 
 def _proof_of(data: Mapping[str, Any]) -> Proof:
-    layouts = tuple(
-        Layout(**{name: tuple(value) if isinstance(value, list) else value for name, value in part.items()})
-        for part in data["layouts"]
-    )
+    layouts: list[Layout] = []
+    for part in data["layouts"]:
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in part.items()
+        }
+        layouts.append(Layout(**fields))
     return Proof(
         name=data["name"],
         kernel=data["kernel"],
         pointers=data["pointers"],
         configurations=(),
         grid=tuple(data["grid"]),
-        layouts=layouts,
+        layouts=tuple(layouts),
         scalars=data["scalars"],
     )
 
@@ -237,10 +239,10 @@ def _integers(constants: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _main() -> None:
-    scenes = [
-        Reenactment(**{**part, "proofs": tuple(part["proofs"]), "constants": tuple(part["constants"])})
-        for part in json.load(sys.stdin)
-    ]
+    scenes: list[Reenactment] = []
+    for part in json.load(sys.stdin):
+        part["proofs"], part["constants"] = tuple(part["proofs"]), tuple(part["constants"])
+        scenes.append(Reenactment(**part))
     results = [asdict(_play(scene)) for scene in scenes]
     print(json.dumps(results))
 

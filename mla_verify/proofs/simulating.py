@@ -88,10 +88,6 @@ def run_program(
     return launch.accesses
 
 
-class _Return(Exception):
-    pass
-
-
 class _Run:
     def __init__(self, launch: Launch, program: tuple[int, int, int], values: dict[str, Any]) -> None:
         self.launch, self.program, self.values = launch, program, values
