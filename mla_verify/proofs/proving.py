@@ -184,11 +184,23 @@ def _decide(
                 )
             )
         verdicts.append(verdict)
+    verdicts = _resting_on_containment(verdicts)
     if replay and refuted:
         for (number, _, _), result in zip(refuted, _shown(models, refuted), strict=True):
             detail = f"{verdicts[number].detail}; launched at these sizes: {result.words}"
             verdicts[number] = replace(verdicts[number], detail=detail)
     return verdicts
+
+
+def _resting_on_containment(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Distinct indices have distinct addresses within the tensor alone: no race is proved where a store may leave it."""
+    held = {part.tensor for part in verdicts if part.property == "containment" and part.outcome == "proved"}
+    return [
+        replace(part, outcome="unknown", detail="no two programs store one index, but not every index is contained")
+        if part.property == "race" and part.outcome == "proved" and part.tensor not in held
+        else part
+        for part in verdicts
+    ]
 
 
 def _answered(models: Sequence[Model], question: _Question, found: Found, flows: Sequence[str]) -> Verdict:

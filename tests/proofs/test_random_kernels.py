@@ -63,7 +63,7 @@ def test_no_verdict_is_contradicted_by_brute_force(tmp_path: Path) -> None:
                 refuted += 1
                 at = brute_force(recipe, verdict.sizes["M"], verdict.sizes["N"])
                 assert not getattr(at, attribute), (recipe, verdict)
-            else:
+            elif "not every index is contained" not in verdict.detail:
                 undecided.append(f"{recipe}: {verdict.property}: {verdict.detail}")
     assert proved > len(chosen) // 2
     assert refuted > len(chosen) // 4
