@@ -17,7 +17,7 @@ from typing import Any, Final
 from mla_verify.cases import write_whole
 from mla_verify.errors import UsageError
 from mla_verify.reports.folder import REPORT, mapping_of, read_report
-from mla_verify.reports.page_facts import FindingFacts, KernelFacts, facts_of
+from mla_verify.reports.page_facts import MANY, FindingFacts, KernelFacts, facts_of
 from mla_verify.reports.page_maps import island, page_maps
 from mla_verify.reports.page_tables import extra_tables
 from sanitizer.finding import CLAUSES
@@ -27,6 +27,8 @@ __all__ = ["PAGE", "page_text", "write_page"]
 PAGE: Final = "index.html"
 _FACTS_BYTES: Final = 9_200_000  # of kernels and findings in words
 _PAGE_BYTES: Final = 9_800_000  # of all, pictures included; 10 MB is what a page may have
+_PICTURE_BYTES: Final = 4_000_000  # of pictures, where there are few findings
+_FEWER_BYTES: Final = 500_000  # of pictures, where there are so many that they alone take a while to open
 _TEMPLATES: Final = "templates"
 _ROOM: Final = "mla_verify.reports"
 _MAPS: Final = "<!-- maps -->"  # where a finding's pictures go; no text can say this, as every "<" is escaped
@@ -45,8 +47,13 @@ def page_text(data: Mapping[str, Any], folder: Path) -> str:
     templates = _templates()
     kernels = facts_of(data)
     findings = [finding for kernel in kernels for finding in kernel.findings]
-    about = [templates.get_template("kernel.html.j2").render(kernel=kernel) for kernel in kernels]
-    facts = [templates.get_template("finding.html.j2").render(finding=finding, maps=_MAPS) for finding in findings]
+    about = [_tight(templates.get_template("kernel.html.j2").render(kernel=kernel)) for kernel in kernels]
+    facts = [
+        _tight(
+            templates.get_template("finding.html.j2").render(finding=finding, maps=_MAPS, brief=len(findings) > MANY)
+        )
+        for finding in findings
+    ]
     style, script = _asset("page.css"), _asset("page.js")
     tables = "".join(templates.get_template("table.html.j2").render(table=table) for table in extra_tables(folder))
     verdicts = _verdicts(kernels, findings, templates)
@@ -91,13 +98,14 @@ def _with_pictures(
 ) -> tuple[list[str], int]:
     """The findings with their maps, as long as those fit; and how many have to do without."""
     drawing = templates.get_template("maps.html.j2")
+    most = min(_PAGE_BYTES, used + (_FEWER_BYTES if len(findings) > MANY else _PICTURE_BYTES))
     done: list[str] = []
     undrawn = 0
     for text, finding in zip(facts, findings, strict=False):
         drawn = ""
-        if finding.maps and used < _PAGE_BYTES:
+        if finding.maps and not undrawn:  # the first that does not fit is the last that is tried
             drawn = drawing.render(maps=page_maps(finding.maps, finding.tensor), island=island)
-            if used + _size(drawn) > _PAGE_BYTES:
+            if used + _size(drawn) > most:
                 drawn = ""
         undrawn += bool(finding.maps) and not drawn
         used += _size(drawn)
@@ -111,7 +119,12 @@ def _verdicts(kernels: Sequence[KernelFacts], findings: Sequence[FindingFacts], 
     for finding in findings:
         firsts.setdefault(f"{finding.kernel} {finding.clause}", finding.number)
     row = templates.get_template("verdicts.html.j2")
-    return [row.render(kernel=kernel, firsts=firsts) for kernel in kernels]
+    return [_tight(row.render(kernel=kernel, firsts=firsts)) for kernel in kernels]
+
+
+def _tight(html: str) -> str:
+    """Markup without the line ends between elements: a browser makes a node of each. Texts have no "<" or ">"."""
+    return html.replace(">\n<", "><")
 
 
 def _totals(kernels: Sequence[KernelFacts]) -> list[tuple[str, int]]:

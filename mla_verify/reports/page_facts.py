@@ -12,9 +12,9 @@ from mla_verify.maps import ElementMap
 from mla_verify.reports.folder import REPORT, list_of, mapping_of
 from sanitizer.finding import CLAUSES
 
-__all__ = ["FindingFacts", "KernelFacts", "facts_of"]
+__all__ = ["MANY", "FindingFacts", "KernelFacts", "facts_of"]
 
-_MANY: Final = 1_000  # findings from which each has to be brief
+MANY: Final = 1_000  # findings from which each has to be brief
 _LONG: Final = 4_000  # characters of a text, where there are few
 _BRIEF: Final = 240
 _STEPS: Final = 100  # problems of a history
@@ -68,7 +68,7 @@ class KernelFacts:
 def facts_of(data: Mapping[str, Any]) -> list[KernelFacts]:
     """The kernels of a report. Raises UsageError where a map in it is none."""
     kernels = [cast("Mapping[str, Any]", one) for one in list_of(data, "kernels") if isinstance(one, dict)]
-    many = sum(len(list_of(kernel, "findings")) for kernel in kernels) > _MANY
+    many = sum(len(list_of(kernel, "findings")) for kernel in kernels) > MANY
     made: list[KernelFacts] = []
     count = 0
     for number, kernel in enumerate(kernels):

@@ -120,11 +120,11 @@
     const first = `[${indexOf(y * width + x, data.shape)}]`;
     if (down === 1 && across === 1) return first;
     const last = Math.min(y + down, height) * width - width + Math.min(x + across, width) - 1;
-    return `${first} to [${indexOf(last, data.shape)}], the worst of them:`;
+    return `${first} to [${indexOf(last, data.shape)}], the worst of them`;
   };
 
   const describe = (data, row, column) => {
-    const parts = [placeText(data, row, column), data.words[data.cells[row * data.columns + column]]];
+    const parts = [data.words[data.cells[row * data.columns + column]]];
     if (data.kind === "elements" && data.step[0] === 1 && data.step[1] === 1) {
       const values = data.values[row * data.columns + column];
       if (values) {
@@ -133,7 +133,7 @@
         if (expected !== "") parts.push(`expected ${expected}`, `error ${error}`, `bound ${bound}`);
       }
     }
-    return parts.join("  ");
+    return `${placeText(data, row, column)}: ${parts.join(", ")}`;
   };
 
   const look = (figure, row, column) => {
@@ -191,10 +191,19 @@
       return done;
     }
   };
+  // A line to type gets its button when it is first looked at: with thousands of findings, most never are.
+  document.addEventListener("toggle", (event) => {
+    const finding = event.target.closest(".finding");
+    for (const line of finding ? all("code", finding) : []) {
+      if (line.nextElementSibling?.matches(".copy")) continue;
+      const button = Object.assign(document.createElement("button"), { type: "button", className: "copy", textContent: "copy" });
+      line.after(" ", button);
+    }
+  }, true);
   document.addEventListener("click", async (event) => {
     const button = event.target.closest?.(".copy");
     if (!button) return;
-    button.textContent = (await copied(button.parentElement.querySelector("code").textContent)) ? "copied" : "copy by hand";
+    button.textContent = (await copied(button.previousElementSibling.textContent)) ? "copied" : "copy by hand";
     button.focus();
     setTimeout(() => { button.textContent = "copy"; }, 2000);
   });
