@@ -21,6 +21,7 @@ from mla_verify.devices import platform_of, resolve_device  # noqa: E402
 from mla_verify.errors import Unavailable  # noqa: E402
 from mla_verify.interpreting import interpret_on  # noqa: E402
 from mla_verify.kernel import Kernel, limits_of  # noqa: E402
+from mla_verify.loading import open_bench  # noqa: E402
 from mla_verify.registry import resolve  # noqa: E402
 from mla_verify.report import Report  # noqa: E402
 from mla_verify.table import console  # noqa: E402
@@ -28,10 +29,10 @@ from sanitizer.finding import CLAUSES  # noqa: E402
 
 # The two founding changes (vLLM #42561 and #37539), and the same changes where the libraries are not installed.
 PATHS: Final = (
-    ("up-projection into the view", "up_projection_direct"),
-    ("decode into torch.empty, plain torch", "decode_split_kv_empty"),
-    ("decode into torch.empty, AITER", "aiter_mla_decode"),
-    ("the same, persistent", "aiter_mla_decode_persistent"),
+    ("up-projection", "up_projection_direct"),
+    ("decode", "decode_split_kv_empty"),
+    ("AITER decode", "aiter_mla_decode"),
+    ("AITER persistent", "aiter_mla_decode_persistent"),
 )
 DTYPES: Final = ("float32", "float16", "bfloat16")
 _SHORT: Final = {"pass": "ok", "fail": "FAIL", "known": "known", "not checked": "-", "unavailable": "n/a"}
@@ -46,19 +47,20 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(list(words))
 
 
-def reports(kernel: Kernel, dtype: str, *, device: str, examples: int, seed: int) -> tuple[Report, Report] | str:
+def reports(kernel: Kernel, dtype: str, options: argparse.Namespace) -> tuple[Report, Report] | str:
     """The optimised kernel and its baseline, checked on the same dtype; or why that is not possible."""
     assert kernel.baseline is not None
     pair = (kernel, resolve(kernel.baseline))
     done: list[Report] = []
     for one in pair:
+        try:
+            open_bench(one, device=options.device)
+        except Unavailable as reason:
+            return f"unavailable: {reason}"
         if dtype not in limits_of(one).dtypes:
-            return "not among its dtypes"
+            return f"takes no {dtype}"
         only = replace(one, limits=replace(limits_of(one), dtypes=(dtype,)))
-        report = check(only, examples=examples, seed=seed, device=device)
-        if report.unavailable is not None:
-            return f"unavailable: {report.unavailable}"
-        done.append(report)
+        done.append(check(only, examples=options.examples, seed=options.seed, device=options.device))
     return done[0], done[1]
 
 
@@ -74,19 +76,22 @@ def main(words: Sequence[str]) -> int:
     table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
     table.title = f"optimised / zero-filled baseline on {where}, {options.examples} problems each, seed {options.seed}"
     for column in ("path", "dtype", *CLAUSES):
-        table.add_column(column, no_wrap=column != "path")
-    failed = False
+        table.add_column(column, no_wrap=True)
+    failed, why = False, dict[str, None]()
     for label, name in PATHS:
         kernel = resolve(name)
         for dtype in DTYPES:
-            shown = reports(kernel, dtype, device=options.device, examples=options.examples, seed=options.seed)
+            shown = reports(kernel, dtype, options)
             if isinstance(shown, str):
-                table.add_row(label, dtype, Text(shown, style="dim"))
+                why[f"{label}: {shown}"] = None
+                table.add_row(label, dtype, *(_SHORT["unavailable"] for _ in CLAUSES))
                 continue
             failed |= any(report.verdict == "fail" for report in shown)
             cells = [" / ".join(_SHORT[report.clauses[clause].verdict] for report in shown) for clause in CLAUSES]
             table.add_row(label, dtype, *cells)
     console().print(table)
+    for line in why:
+        console().print(Text(line, style="dim"), soft_wrap=True)
     return int(failed)
 
 
