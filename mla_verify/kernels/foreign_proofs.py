@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from mla_verify.proofs.declaring import Each, Flow, Layout, Proof
+from mla_verify.proofs.declaring import Each, Layout, Proof
 
 __all__ = ["AITER", "VLLM"]
 
@@ -73,9 +73,7 @@ _STAGE2: Final = Proof(
 VLLM: Final = (
     _STAGE1,
     _STAGE2,
-    Flow("vLLM stage 1 → 2", _STAGE1, replace(_STAGE2, preconditions=("heads == 16",)), ("Mid_O",)),
 )
-"""The second stage calls the partials Mid_O, the first one Att_Out."""
 
 _REDUCE: Final = Proof(
     name="AITER a16wfp4 split-K reduce",

@@ -193,7 +193,7 @@ def _decide(
 
 
 def _resting_on_containment(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Distinct indices have distinct addresses within the tensor alone: no race is proved where a store may leave it."""
+    """Distinct indices have distinct addresses within the tensor alone: no race is proved where a store may leave."""
     held = {part.tensor for part in verdicts if part.property == "containment" and part.outcome == "proved"}
     return [
         replace(part, outcome="unknown", detail="no two programs store one index, but not every index is contained")
