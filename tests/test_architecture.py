@@ -19,7 +19,19 @@ FORBIDDEN: Final = {
     "strategies": {"mla_verify", "sanitizer", "torch"},
     "mla_verify": {"tests"},
 }
-OPTIONAL: Final = {"vllm", "sglang", "aiter", "flashinfer", "flash_mla", "triton", "redis", "jinja2", "matplotlib", "z3"}
+OPTIONAL: Final = {
+    "vllm",
+    "sglang",
+    "aiter",
+    "flashinfer",
+    "flash_mla",
+    "triton",
+    "redis",
+    "jinja2",
+    "matplotlib",
+    "z3",
+    "cuda",
+}
 # triton.jit reads a function's names from the module around it, so that `tl` must be imported at its top. These modules
 # hold nothing but jitted functions and are imported when a kernel is loaded.
 JITTED: Final = tuple(ROOT / "mla_verify" / room / "jitted" for room in ("kernels", "faults"))
