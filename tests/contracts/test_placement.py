@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mla_verify.decode import CONTRACT
+from mla_verify.decode.invalid import make_invalid
 from mla_verify.judging import merged
 from mla_verify.kernel import Kernel
 from mla_verify.placement import PLAIN_FILLS, cache_fills, dtype_of, plan, table_fills
@@ -110,6 +111,14 @@ def test_a_page_id_outside_the_pool_is_the_first_of_both_forms_of_the_index() ->
     assert table is not None
     assert int(indices[0]) == pages
     assert int(table[1, 0]) == pages
+
+
+def test_a_fault_that_nobody_knows_is_refused_with_those_that_there_are() -> None:
+    """A case file may have been edited by hand."""
+    with pytest.raises(
+        ValueError, match="^'no_such' is no fault of a decode problem; there are kv_width_differs, o_has"
+    ):
+        make_invalid(DecodeProblem(invalid="no_such"), ())
 
 
 def test_real_rows_are_those_that_see_a_key() -> None:
