@@ -116,7 +116,7 @@ def test_a_page_id_outside_the_pool_is_the_first_of_both_forms_of_the_index() ->
 def test_a_fault_that_nobody_knows_is_refused_with_those_that_there_are() -> None:
     """A case file may have been edited by hand."""
     with pytest.raises(
-        ValueError, match="^'no_such' is no fault of a decode problem; there are kv_width_differs, o_has"
+        ValueError, match=r"^'no_such' is no fault of a decode problem; there are kv_width_differs, o_has"
     ):
         make_invalid(DecodeProblem(invalid="no_such"), ())
 
