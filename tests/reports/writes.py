@@ -84,8 +84,8 @@ def _fill(tensor: Tensor, plan: TensorPlan, fill: float, pool: int) -> None:
     """Fill a tensor and its gaps, then put in what is declared."""
     constant = fill
     if not tensor.is_floating_point():  # an index that a kernel may follow: the last page is nobody's; or a code
-        codes = 0xFF if math.isnan(fill) else 0x7F
-        constant = 0 if fill == 0 else codes if plan.dtype == torch.uint8 else pool - 1
+        words = (0xFF, 0x7F) if plan.dtype == torch.uint8 else (-1, pool - 1)
+        constant = 0 if fill == 0 else words[0] if math.isnan(fill) else words[1]
     extent = 0 if 0 in plan.shape else 1 + _reach(plan)
     whole = torch.as_strided(tensor, (extent,), (1,))
     whole.copy_(torch.full((extent,), constant, dtype=torch.float32 if tensor.is_floating_point() else torch.int64))
