@@ -71,11 +71,21 @@ def _table(rows: Sequence[Mapping[str, Any]], title: str) -> PageTable:
 def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for name, value in row.items():
-        if isinstance(value, dict):
-            flat.update(_flat(cast("dict[str, Any]", value), f"{before}{name} "))
+        inner = cast("dict[str, Any]", value) if isinstance(value, dict) else None
+        if inner is not None and "found_after" in inner:
+            flat[f"{before}{name}".removeprefix("cells ")] = _cell(inner)
+        elif inner is not None:
+            flat.update(_flat(inner, f"{before}{name} "))
         else:
             flat[f"{before}{name}"] = _text(value)
     return flat
+
+
+def _cell(cell: Mapping[str, Any]) -> str:
+    """What one method made of one fault, as the scoreboard has it."""
+    if cell.get("found_after") is None:
+        return "not found"
+    return f"{_text(cell.get('clause')) or 'found'}, after {_text(cell['found_after'])}"
 
 
 def _text(value: Any) -> str:
@@ -87,6 +97,8 @@ def _text(value: Any) -> str:
         text = f"{value:.4g}"
     elif isinstance(value, list):
         text = ", ".join(map(_text, cast("list[object]", value)))
+    elif isinstance(value, dict):
+        text = " ".join(filter(None, map(_text, cast("dict[str, Any]", value).values())))
     else:
         text = str(value)
     return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 1]}…"

@@ -195,6 +195,14 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
         ([{"fault": "a", "found": {"ours": True, "asan": False}}], [(("fault", "found ours", "found asan"), 1)]),
         ({"rows": [{"a": 1.23456}], "seed": 3}, [(("a",), 1), (("what", "value"), 1)]),
         ({"seconds": 2}, [(("what", "value"), 1)]),
+        (
+            [{"name": "a", "cells": {"ours": {"found_after": 3}, "nan": {"found_after": None}}}],
+            [(("name", "ours", "nan"), 1)],
+        ),
+        (
+            [{"kernel": "k", "properties": [{"name": "in bounds", "verdict": "proven"}]}],
+            [(("kernel", "properties"), 1)],
+        ),
         ("nonsense", []),
         ([1, 2], []),
     ],
