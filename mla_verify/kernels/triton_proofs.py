@@ -8,7 +8,20 @@ from typing import Final
 
 from mla_verify.proofs.declaring import Each, Flow, Layout, Proof, Ragged
 
-__all__ = ["ATTEND", "DECLARED", "MERGE", "MERGE_WITHOUT_LSE", "SPLITS", "UP_PROJECTION"]
+__all__ = [
+    "ATTEND",
+    "DECLARED",
+    "FP8_PARTIALS",
+    "FP8_SUMS",
+    "MERGE",
+    "MERGE_WITHOUT_LSE",
+    "MXFP4_PARTIALS",
+    "MXFP4_SUMS",
+    "SPLITS",
+    "SUM_PARTIALS",
+    "SUM_PARTIALS_UNSCALED",
+    "UP_PROJECTION",
+]
 
 _JITTED: Final = "mla_verify.kernels.jitted"
 
@@ -139,13 +152,7 @@ MERGE: Final = Proof(
     pointers={"parts_ptr": "fp32", "part_lse_ptr": "fp32", "o_ptr": "bf16", "lse_ptr": "fp32", **_TABLES},
     configurations=tuple(
         {"HAS_LSE": True, "BLOCK_LANES": lanes, "BLOCK_LATENT": latent}
-        for has_lse, lanes, latent in (
-            (True, 16, 16),
-            (True, 16, 64),
-            (True, 16, 512),
-            (True, 64, 128),
-            (False, 16, 512),
-        )
+        for lanes, latent in ((16, 16), (16, 64), (16, 512), (64, 128))
     ),
     grid=("merge_programs",),
     layouts=(
@@ -184,10 +191,102 @@ MERGE_WITHOUT_LSE: Final = replace(
 )
 SPLITS: Final = Flow("triton_decode.attend → merge", ATTEND, MERGE, ("parts_ptr", "part_lse_ptr"))
 
+# The two kernels of an up-projection with a quantised weight.
+_BLOCKS: Final = ((16, 16), (16, 64), (32, 32), (32, 64))
+_ITEMS: Final = {"num_tokens": 1 << 16, "num_heads": 256, "v_head_dim": 1024, "num_splits": 4}  # one index counts tiles
+_PRODUCT: Final = {**_ITEMS, "kv_lora_rank": 1 << 14, "rank_per_split": 1 << 14, "programs": 1 << 30}
+_PARTIALS: Final = Layout(
+    "partials_ptr",
+    ("num_splits", "num_heads", "num_tokens", "v_head_dim"),
+    ("num_heads*num_tokens*v_head_dim", "num_tokens*v_head_dim", "v_head_dim", "1"),
+    output=True,
+)
+_X: Final = Layout(
+    "x_ptr", ("num_tokens", "num_heads", "kv_lora_rank"), ("x_token_stride", "x_head_stride", "x_rank_stride")
+)
+
+FP8_PARTIALS: Final = Proof(
+    name="triton_up_projection_fp8.partials",
+    kernel=f"{_JITTED}.quantised:fp8_partials_kernel",
+    pointers={"x_ptr": "bf16", "w_ptr": "fp8e4nv", "partials_ptr": "fp32"},
+    configurations=tuple(
+        {"BLOCK_TOKENS": tokens, "BLOCK_VALUE": value, "GROUP": 128, "LARGEST": 448} for tokens, value in _BLOCKS
+    ),
+    grid=("programs",),
+    layouts=(
+        _PARTIALS,
+        _X,
+        Layout(
+            "w_ptr", ("num_heads", "v_head_dim", "kv_lora_rank"), ("w_head_stride", "w_value_stride", "w_rank_stride")
+        ),
+    ),
+    preconditions=("programs >= 1",),
+    most=_PRODUCT,
+)
+
+MXFP4_PARTIALS: Final = Proof(
+    name="triton_up_projection_mxfp4.partials",
+    kernel=f"{_JITTED}.quantised:mxfp4_partials_kernel",
+    pointers={"x_ptr": "bf16", "w_ptr": "u8", "w_scale_ptr": "u8", "partials_ptr": "fp32"},
+    configurations=tuple({"BLOCK_TOKENS": tokens, "BLOCK_VALUE": value, "GROUP": 32} for tokens, value in _BLOCKS),
+    grid=("programs",),
+    layouts=(
+        _PARTIALS,
+        _X,
+        Layout(
+            "w_ptr",
+            ("num_heads", "v_head_dim", "cdiv(kv_lora_rank, 2)"),
+            ("w_head_stride", "w_value_stride", "w_pair_stride"),
+        ),
+        Layout(
+            "w_scale_ptr",
+            ("num_heads", "v_head_dim", "cdiv(kv_lora_rank, 32)"),
+            ("w_scale_head_stride", "w_scale_value_stride", "w_scale_block_stride"),
+        ),
+    ),
+    preconditions=("programs >= 1",),
+    most=_PRODUCT,
+)
+
+SUM_PARTIALS: Final = Proof(
+    name="triton_up_projection_fp8.sum",
+    kernel=f"{_JITTED}.quantised:sum_partials_kernel",
+    pointers={"partials_ptr": "fp32", "w_scale_ptr": "fp32", "out_ptr": "bf16"},
+    configurations=tuple({"SCALED": True, "BLOCK_TOKENS": tokens, "BLOCK_VALUE": value} for tokens, value in _BLOCKS),
+    grid=("sum_programs",),
+    layouts=(
+        Layout(
+            "out_ptr",
+            ("num_tokens", "num_heads", "v_head_dim"),
+            ("out_token_stride", "out_head_stride", "out_value_stride"),
+            output=True,
+        ),
+        replace(_PARTIALS, output=False),
+        Layout("w_scale_ptr", ("1",), ("1",)),
+    ),
+    preconditions=("sum_programs >= 1",),
+    most={**_ITEMS, "sum_programs": 1 << 30},
+)
+
+# Scales that belong to blocks are not read by the second kernel.
+SUM_PARTIALS_UNSCALED: Final = replace(
+    SUM_PARTIALS,
+    name="triton_up_projection_mxfp4.sum",
+    pointers={**SUM_PARTIALS.pointers, "w_scale_ptr": "u8"},
+    configurations=tuple({**part, "SCALED": False} for part in SUM_PARTIALS.configurations),
+    layouts=SUM_PARTIALS.layouts[:2],
+)
+FP8_SUMS: Final = Flow("triton_up_projection_fp8.partials → sum", FP8_PARTIALS, SUM_PARTIALS, ("partials_ptr",))
+MXFP4_SUMS: Final = Flow(
+    "triton_up_projection_mxfp4.partials → sum", MXFP4_PARTIALS, SUM_PARTIALS_UNSCALED, ("partials_ptr",)
+)
+
 DECLARED: Final[Mapping[str, tuple[str, ...]]] = {
     "triton_up_projection": ("UP_PROJECTION",),
     "triton_up_projection_copy": ("UP_PROJECTION",),
     "triton_decode": ("ATTEND", "MERGE", "MERGE_WITHOUT_LSE", "SPLITS"),
     "triton_decode_zeros": ("ATTEND", "MERGE", "MERGE_WITHOUT_LSE", "SPLITS"),
+    "triton_up_projection_fp8": ("FP8_PARTIALS", "SUM_PARTIALS", "FP8_SUMS"),
+    "triton_up_projection_mxfp4": ("MXFP4_PARTIALS", "SUM_PARTIALS_UNSCALED", "MXFP4_SUMS"),
 }
 """Which declarations of this module a registered kernel stands on."""

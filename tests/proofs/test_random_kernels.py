@@ -29,7 +29,7 @@ def drawn(count: int) -> list[Recipe]:
         derandomize=True,
         database=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow],
         deadline=None,
     )
     @given(recipes)
