@@ -10,14 +10,18 @@ import torch
 
 from mla_verify.decode import CONTRACT
 from mla_verify.decode.invalid import make_invalid
-from mla_verify.judging import merged
+from mla_verify.judging import Reference, differ, merged
 from mla_verify.kernel import Kernel
 from mla_verify.placement import PLAIN_FILLS, cache_fills, dtype_of, plan, table_fills
+from mla_verify.up_projection import CONTRACT as UP_PROJECTION
 from sanitizer.plan import Fills
 from strategies.layouts import Layout, strides_of
-from strategies.problems import DecodeProblem
+from strategies.limits import UpProjectionLimits
+from strategies.problems import DecodeProblem, UpProjectionProblem
+from tests.contracts.no_false_alarm_up_projection import registered
 from tests.contracts.test_decode_tensors import KERNEL
 
+UP_KERNEL: Final = registered("direct")
 SHAPE: Final = (3, 4)
 PADDED: Final = Layout("padded_rows", 5, 3)
 
@@ -132,3 +136,42 @@ def test_no_judgements_add_up_to_nothing_wrong() -> None:
     """A problem without outputs to judge is right, and nothing of it was left unjudged."""
     nothing = merged(())
     assert (nothing.disagreements, nothing.not_judged, nothing.worst) == ((), 0, 0.0)
+
+
+def test_an_output_shifted_over_its_input_begins_behind_it_and_within() -> None:
+    """Where the output itself would have begun does not count."""
+    for offset in (0, 7):
+        problem = UpProjectionProblem(
+            num_tokens=2, kv_lora_rank=64, v_head_dim=64, out_layout=Layout(offset=offset), invalid="out_shifted_over_x"
+        )
+        plans = {one.name: one for one in UP_PROJECTION.place(problem, UP_KERNEL, torch.device("cpu")).tensors}
+        assert (plans["out"].over, plans["out"].form) == ("x", "view")
+        assert 0 < plans["out"].offset < 2 * 64
+        assert plans["out"].offset != offset
+
+
+def test_a_kernel_of_quantised_weights_is_told_that_a_plain_problem_has_none() -> None:
+    """Only a kernel that declares formats hears of them."""
+    taking = replace(UP_KERNEL, limits=UpProjectionLimits(weight_formats=("plain", "fp8")))
+    cpu = torch.device("cpu")
+    told = UP_PROJECTION.place(UpProjectionProblem(), taking, cpu).arguments
+    assert told == {"weight_format": "plain", "w_q": None, "w_scale": None}
+    assert UP_PROJECTION.place(UpProjectionProblem(), UP_KERNEL, cpu).arguments == {}
+
+
+def test_a_difference_from_the_baseline_has_no_ratio() -> None:
+    """The worst ratio is the oracle's business; adding judgements up must not trip over the other kind."""
+    value = torch.ones(2, dtype=torch.float64)
+    reference = Reference(
+        name="out",
+        value=value,
+        dtype=torch.float32,
+        exact=value.float(),
+        relative=0.0,
+        absolute=0.0,
+        bound=lambda index: (torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.bool)),
+    )
+    found = differ(reference, reference, torch.tensor([1.0, 2.0]), torch.ones(2))
+    assert len(found.disagreements) == 1
+    assert found.worst == 0.0
+    assert merged((found, found)).worst == 0.0
