@@ -37,6 +37,7 @@ __all__ = [
 
 FORMAT: Final = 1
 _LARGEST: Final = 4 * 2**20  # bytes; a case takes one or two thousand
+_MODE: Final = 0o666  # of a new file, before the user's umask
 _TEXT: Final = 10_000  # characters of any text in a case
 _FIELDS: Final[dict[str, type]] = {
     "format": int,
@@ -134,10 +135,18 @@ def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
             stream.flush()
             if durable:
                 os.fsync(stream.fileno())
+        Path(temporary).chmod(_MODE & ~_umask())  # temporary files are their owner's alone
         Path(temporary).replace(path)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _umask() -> int:
+    """What new files are not allowed. It can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def load_case(path: Path) -> Case:

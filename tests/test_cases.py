@@ -47,6 +47,14 @@ def test_one_failure_is_one_file_and_only_a_smaller_one_replaces_it(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_others_may_read_a_file_as_the_umask_has_it(tmp_path: Path) -> None:
+    """A file that was written under a temporary name is no more private than any other."""
+    path = save_case(case(), tmp_path)
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
+
+
 @pytest.mark.parametrize(
     "other",
     [
