@@ -31,9 +31,7 @@ def misled(
     """
     if bool(real.all()) or not bool(real.any()) or (blamed is not None and bool(blamed[real].any())):
         return ()
-    return tuple(
-        finding for consumer in consumers if (finding := _CHECKS[consumer](name, by_secret, real)) is not None
-    )
+    return tuple(finding for consumer in consumers if (finding := _CHECKS[consumer](name, by_secret, real)) is not None)
 
 
 def _per_tensor_fp8(name: str, by_secret: Mapping[str, Tensor], real: Tensor) -> Finding | None:

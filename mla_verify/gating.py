@@ -247,9 +247,7 @@ def _without_cases(report: Report) -> Report:
     return replace(report, findings=tuple(replace(finding, case=None) for finding in report.findings))
 
 
-def _publish(
-    reports: Sequence[Report], kernels: Sequence[Kernel], request: GateRequest, summary: Path | None
-) -> None:
+def _publish(reports: Sequence[Report], kernels: Sequence[Kernel], request: GateRequest, summary: Path | None) -> None:
     publish(reports, kernels, report=request.report, sarif=request.sarif)
     if request.junit is not None:
         write_junit(reports, request.junit)

@@ -29,8 +29,8 @@ _STREAMS: Final = ((0, "stdin"), (1, "stdout"), (2, "stderr"))
 def serve(arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
     """The handler of one worker.
 
-    arguments: target, contract and device of the kernel, and the parts of the check. The first request must be {"open": true}; the kernel is
-    loaded then, and what keeps it from running here is an answer like any other.
+    arguments: target, contract and device of the kernel, and the parts of the check. The first request must be
+    {"open": true}; the kernel is loaded then, and what keeps it from running here is an answer like any other.
     """
     benches: list[Bench] = []
 
