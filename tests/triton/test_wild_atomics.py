@@ -1,4 +1,4 @@
-"""Atomics and declared workspaces are recorded like any other access."""
+"""Atomics, declared workspaces and what torch operators wrote are recorded like any other access."""
 
 from __future__ import annotations
 
@@ -64,3 +64,18 @@ def test_a_load_of_a_declared_workspace_before_any_store_names_the_workspace() -
         else:
             (note,) = found.notes
             assert note.startswith("copy_kernel loads memory of workspace 1 that is no input, without effect")
+
+
+def test_what_a_torch_operator_wrote_is_known_and_what_it_left_alone_is_not() -> None:
+    """Element by element, also where some bytes of what was written are those of the secret."""
+
+    def body(tensors: dict[str, Tensor]) -> None:
+        tensors["target"][:3] = 0
+        kernels.copy_kernel[(1,)](tensors["target"], torch.empty(8, dtype=torch.int32), 8, 0, SIZE=8)
+        copying()(tensors)
+
+    found, _ = recorded(body, plans())
+    assert found.findings == ()
+    (note,) = found.notes
+    assert note.startswith("copy_kernel loads memory of target that is no input, without effect: ")
+    assert "loads 5 elements" in note
