@@ -121,6 +121,7 @@ def _prepared(jobs: int) -> Mapping[str, list[str]]:
     mutmut.copy_also_copy_files()
     mutmut.setup_source_paths()
     mutmut.create_mutants(jobs)
+    _run_under_own_names()
     _record_calls(mutmut, mutmut.get_mutant_runner(1))
     mutmut.set_mutant_under_test("")
     state = mutmut.state()
@@ -128,6 +129,16 @@ def _prepared(jobs: int) -> Mapping[str, list[str]]:
     called: dict[str, set[str]] = state.tests_by_mangled_function_name
     failing = _failing()
     return {name: sorted(tests - failing, key=seconds.__getitem__) for name, tests in called.items()}
+
+
+def _run_under_own_names() -> None:
+    """Have `python -m` run a module by its name: wrappers look for their mutant by module, and that is not __main__."""
+    guard = 'if __name__ == "__main__":\n'
+    for path in (_MUTANTS / "sanitizer").rglob("*.py"):
+        source, module = path.read_text(), ".".join(path.relative_to(_MUTANTS).with_suffix("").parts)
+        again = f"{guard}    from {module} import main\n\n"
+        if guard in source and again not in source:
+            path.write_text(source.replace(guard, again))
 
 
 def _record_calls(mutmut: Any, runner: Any) -> None:
