@@ -22,6 +22,7 @@ from strategies.serial import ProblemError, problem_from_json, problem_to_json
 
 __all__ = [
     "FORMAT",
+    "REFUTATION_SUFFIX",
     "Case",
     "case_files",
     "case_text",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
+REFUTATION_SUFFIX: Final = ".refuted.json"  # of what `prove` saves in the same folder, which is no problem to check
 _LARGEST: Final = 4 * 2**20  # bytes; a case takes one or two thousand
 _MODE: Final = 0o666  # of a new file, before the user's umask
 _TEXT: Final = 10_000  # characters of any text in a case
@@ -173,10 +175,13 @@ def load_case(path: Path) -> Case:
 
 
 def case_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """The case files among files and folders, in a stable order. Raises UsageError for a path that is neither."""
+    """The case files among files and folders, in a stable order. Raises UsageError for a path that is neither.
+
+    Refutations of proofs that lie in a folder are left out.
+    """
     for path in paths:
         if path.is_dir():
-            yield from sorted(path.glob("*.json"))
+            yield from (file for file in sorted(path.glob("*.json")) if not file.name.endswith(REFUTATION_SUFFIX))
         elif path.is_file():
             yield path
         else:

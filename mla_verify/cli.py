@@ -302,7 +302,7 @@ def prove(
         bool, typer.Option("--launches/--no-launches", help="Compare declarations with real launches.")
     ] = True,
     cases: Annotated[
-        Path | None, typer.Option("--cases", help="A folder for refutations, each a file that --replay launches again.")
+        Path | None, typer.Option("--cases", help="A folder for refutations, each a file that `replay` launches again.")
     ] = None,
     replay_case: Annotated[
         Path | None, typer.Option("--replay", metavar="FILE", help="Launch a saved refutation of the one target again.")
@@ -310,7 +310,8 @@ def prove(
     json: AsJson = False,
 ) -> None:
     """Prove memory properties of Triton kernels for every size. Exit code 0: all proved; 1: refuted; 3: undecided."""
-    from mla_verify.proving import declared_names, prove_command, replay_refutation
+    from mla_verify.proving import prove_command
+    from mla_verify.refutations import declared_names, launch_again, load_refutation
 
     if everything == bool(targets):
         raise UsageError("name the kernels to prove, or --all for every one that has a declaration, not both")
@@ -318,7 +319,7 @@ def prove(
     if replay_case is not None:
         if len(chosen) != 1:
             raise UsageError(f"--replay is about one target, got {len(chosen)}")
-        still = replay_refutation(replay_case, target=chosen[0])
-        typer.echo(f"{replay_case}: {'still shows' if still else 'shows no more'}")
-        raise typer.Exit(ExitCode.VIOLATION if still else ExitCode.HOLDS)
+        result = launch_again(load_refutation(replay_case), target=chosen[0])
+        typer.echo(f"{replay_case}: {f'still shows: {result.words}' if result.shown else 'shows no more'}")
+        raise typer.Exit(ExitCode.VIOLATION if result.shown else ExitCode.HOLDS)
     raise typer.Exit(prove_command(chosen, cache=cache, launches=launches, cases=cases, as_json=json))

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mla_verify.errors import ExitCode, UsageError
+from mla_verify.errors import ExitCode
 from mla_verify.proofs.declaring import Flow, Proof
 from mla_verify.proofs.launches import launches_of
-from mla_verify.proofs.lowering import resolve
-from mla_verify.proofs.proving import Proved, prove, prove_flow, scene_of
-from mla_verify.proofs.replaying import reenact
+from mla_verify.proofs.proving import Proved, prove, prove_flow
 from mla_verify.proofs.verdicts import PROPERTIES, Outcome, Verdict
+from mla_verify.refutations import Refutation, declarations_of, declared_names, save_refutation
 
-__all__ = ["Proven", "declared_names", "exit_code", "prove_command", "proven_json", "replay_refutation"]
+__all__ = ["Proven", "exit_code", "prove_command", "proven_json"]
 
-_OWN: Final = "mla_verify.kernels.triton_proofs"
-_FORMAT: Final = "mla-verify refutation 1"
 _WORST: Final[tuple[Outcome, ...]] = ("refuted", "unknown", "out of class", "proved")
 _STYLES: Final = {"proved": "green", "refuted": "bold red", "unknown": "yellow", "out of class": "yellow"}
 
@@ -43,11 +37,6 @@ class Proven:
             if outcome in outcomes:
                 return outcome
         return "unknown"
-
-
-def declared_names() -> tuple[str, ...]:
-    """Registered kernels that have a declaration."""
-    return tuple(importlib.import_module(_OWN).DECLARED)
 
 
 def prove_command(
@@ -72,34 +61,14 @@ def exit_code(proven: Sequence[Proven]) -> ExitCode:
 
 
 def _proven(target: str, *, cache: bool, launches: bool) -> Proven:
-    declared = importlib.import_module(_OWN)
-    registered: Mapping[str, tuple[str, ...]] = declared.DECLARED
-    references = [f"{_OWN}:{name}" for name in registered.get(target, ())]
-    if not references:
-        if ":" not in target:
-            raise UsageError(
-                f"{target!r} has no declaration for a proof; those that have one: {', '.join(registered)}; for a "
-                "kernel of your own write one and name it as file.py:NAME (docs/proofs.md)"
-            )
-        references = [target]
-    parts = [part for reference in references for part in _declarations(reference)]
+    declared = declarations_of(target)
     results: list[Proved] = []
-    for part in parts:
+    for part in declared.values():
         results += prove_flow(part, cache=cache) if isinstance(part, Flow) else prove(part, cache=cache)
     complaints: list[str] = []
-    if launches and target in registered:
-        proofs = [ref for ref in references if isinstance(resolve(ref), Proof)]
-        complaints = launches_of(target, proofs)
+    if launches and target in declared_names():
+        complaints = launches_of(target, [name for name, part in declared.items() if isinstance(part, Proof)])
     return Proven(target, tuple(results), tuple(complaints))
-
-
-def _declarations(reference: str) -> list[Proof | Flow]:
-    found = resolve(reference)
-    parts: list[Any] = list(found) if isinstance(found, tuple | list) else [found]
-    for part in parts:
-        if not isinstance(part, Proof | Flow):
-            raise UsageError(f"{reference} is a {type(part).__name__}, wanted a mla_verify.proofs.Proof or Flow")
-    return parts
 
 
 # JSON and cases
@@ -128,66 +97,21 @@ def proven_json(part: Proven) -> dict[str, Any]:
 def _saved(proven: Sequence[Proven], folder: Path) -> dict[str, str]:
     """Write every refutation as a case; the path by what it is about."""
     saved: dict[str, str] = {}
-    folder.mkdir(parents=True, exist_ok=True)
     for part in proven:
         for result in part.results:
-            for verdict in (verdict for verdict in result.verdicts if verdict.sizes):
-                case = {
-                    "format": _FORMAT,
-                    "target": part.target,
-                    "name": result.name,
-                    "constexprs": dict(result.configuration),
-                    "property": verdict.property,
-                    "tensor": verdict.tensor,
-                    "sizes": verdict.sizes,
-                    "tables": {name: list(held) for name, held in verdict.tables.items()},
-                    "detail": verdict.detail,
-                    "versions": {
-                        "python": platform.python_version(),
-                        "triton": _version("triton"),
-                        "z3": _version("z3"),
-                    },
-                }
-                text = json.dumps(case, indent=2)
-                about = f"{result.name}-{verdict.property}-{verdict.tensor}"
-                name = "".join(char if char.isalnum() or char in "._-" else "-" for char in about)
-                path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.refuted.json"
-                path.write_text(text + "\n", encoding="utf-8")
-                saved[_key(result, verdict)] = str(path)
+            for verdict in (verdict for verdict in result.verdicts if verdict.outcome == "refuted" and verdict.sizes):
+                refutation = Refutation(
+                    target=part.target,
+                    name=result.name,
+                    constexprs=dict(result.configuration),
+                    property=verdict.property,
+                    tensor=verdict.tensor,
+                    sizes=verdict.sizes,
+                    tables=verdict.tables,
+                    detail=verdict.detail,
+                )
+                saved[_key(result, verdict)] = str(save_refutation(refutation, folder))
     return saved
-
-
-def replay_refutation(path: Path, *, target: str) -> bool:
-    """Launch a saved refutation again on what `target` declares now. Whether it still shows."""
-    try:
-        case = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as a refutation: {error}") from error
-    if not isinstance(case, dict) or case.get("format") != _FORMAT:
-        raise UsageError(f"{path} is no refutation, wanted a file that `mla-verify prove --cases` has written")
-    registered: Mapping[str, tuple[str, ...]] = importlib.import_module(_OWN).DECLARED
-    references = [f"{_OWN}:{name}" for name in registered.get(target, ())] or [target]
-    parts = {part.name: part for reference in references for part in _declarations(reference)}
-    part = parts.get(case["name"])
-    if part is None:
-        raise UsageError(
-            f"{target} declares no {case['name']!r}, which {path} is about; it declares {', '.join(parts)}"
-        )
-    proofs = (part.producer, part.consumer) if isinstance(part, Flow) else (part,)
-    constants = [{name: case["constexprs"][name] for name in proof.configurations[0]} for proof in proofs]
-    verdict = Verdict(case["property"], "refuted", case["tensor"], "", case["sizes"], case["tables"])
-    scene = scene_of(proofs, constants, verdict)
-    return reenact([scene])[0].shown
-
-
-def _version(package: str) -> str:
-    try:
-        return str(
-            getattr(importlib.import_module(package), "__version__", "")
-            or importlib.import_module(package).get_version_string()
-        )
-    except ImportError:
-        return ""
 
 
 def _key(result: Proved, verdict: Verdict) -> str:

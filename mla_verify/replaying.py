@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final, Literal
 
-from mla_verify.cases import Case, case_files, load_case
+from mla_verify.cases import REFUTATION_SUFFIX, Case, case_files, load_case
 from mla_verify.contracts import contract_named
 from mla_verify.devices import one_thread, resolve_device
 from mla_verify.errors import ExitCode, Unavailable, UsageError
@@ -17,6 +17,16 @@ from mla_verify.journal import digests_of
 from mla_verify.kernel import Kernel
 from mla_verify.mapped import maps_at
 from mla_verify.maps import ElementMap
+from mla_verify.proofs.replaying import Disagreement
+from mla_verify.refutations import (
+    Refutation,
+    declared_names,
+    is_refutation,
+    launch_again,
+    launchable,
+    load_refutation,
+    sizes_text,
+)
 from mla_verify.registry import registered, resolve
 from mla_verify.sequences import broken_in_turn
 from mla_verify.tally import Tally
@@ -165,15 +175,17 @@ def replay_paths(
     a path that is not there and for a folder without cases.
     """
     resolve_device(device)
-    files = list(case_paths(paths))
+    files = list(case_paths(paths, refutations=True))
     replayer = Replayer(device=device, isolation=isolation)
     done: list[Replayed] = []
     try:
         for path in files:
             try:
-                case = load_case(path)
-                under_test = kernel_of_case(path, case, kernel)
-                shown = replayer(path, case, under_test)
+                if is_refutation(path):
+                    shown = _launched_again(path, load_refutation(path), kernel)
+                else:
+                    case = load_case(path)
+                    shown = replayer(path, case, kernel_of_case(path, case, kernel))
             except UsageError as error:
                 shown = Replayed(path=path, outcome="unreadable", detail=str(error))
             done.append(shown)
@@ -205,6 +217,38 @@ def kernel_of_case(path: Path, case: Case, target: str | None) -> Kernel:
     return kernel
 
 
+def _launched_again(path: Path, refutation: Refutation, target: str | None) -> Replayed:
+    """A refutation of a proof, launched on what is declared now, whatever the device: interpreted, on the CPU.
+
+    target: whose declaration, instead of that of the registered kernel that was refuted.
+    """
+
+    def shown(outcome: Outcome, detail: str) -> Replayed:
+        return Replayed(
+            path=path,
+            outcome=outcome,
+            detail=detail,
+            kernel=refutation.name,
+            problem_text=sizes_text(refutation),
+        )
+
+    if target is None and refutation.target not in declared_names():
+        raise UsageError(
+            f"{path} was found with {refutation.target[:200]!r}, which is no registered kernel, and a file may load "
+            "nothing by itself: name the declaration with --kernel file.py:NAME"
+        )
+    if not launchable(refutation):
+        again = f"decide it again with mla-verify prove {shlex.quote(target or refutation.target)}"
+        return shown("cannot run here", f"{refutation.property} is computed, not launched: {again}")
+    try:
+        result = launch_again(refutation, target=target or refutation.target)
+    except (Unavailable, Disagreement) as reason:
+        return shown("cannot run here", str(reason))
+    if result.shown:
+        return shown("still fails", f"{refutation.property}: {result.words}")
+    return shown("now passes", f"{refutation.property} of {refutation.tensor} holds at these sizes")
+
+
 def is_case_of(case: Case, kernel: Kernel) -> bool:
     """Whether a case was found with this kernel: by its name, its target, or the same file seen from another folder."""
     if case.contract != kernel.contract:
@@ -224,10 +268,15 @@ def _parts(file: str) -> tuple[str, ...]:
     return tuple(part for part in PurePath(file).parts if part not in (".", ".."))
 
 
-def case_paths(paths: Iterable[Path]) -> Iterator[Path]:
-    """Every file that is named, and every case in a folder. Raises UsageError for a folder that holds none."""
+def case_paths(paths: Iterable[Path], *, refutations: bool = False) -> Iterator[Path]:
+    """Every file that is named, and every case in a folder. Raises UsageError for a folder that holds none.
+
+    refutations: those of proofs as well.
+    """
     for path in paths:
         found = list(case_files([path]))
+        if refutations and path.is_dir():
+            found += sorted(path.glob(f"*{REFUTATION_SUFFIX}"))
         if not found:
             raise UsageError(f"there is no case in the folder {path}")
         yield from found

@@ -49,7 +49,7 @@ UP_PROJECTION: Final = Proof(
         ),
     ),
     preconditions=("programs >= 1",),
-    most={"num_tokens": 1 << 20, "num_heads": 256, "kv_lora_rank": 4096, "v_head_dim": 1024, "programs": (1 << 31) - 1},
+    most={"num_tokens": 1 << 20, "num_heads": 256, "kv_lora_rank": 4096, "v_head_dim": 1024, "programs": 1 << 30},
 )
 
 # What the two stages of the decode are promised of their tables.
@@ -83,8 +83,8 @@ _MOST: Final = {
     "kv_indptr_ptr": 1 << 18,
     "kv_indices_ptr": (1 << 31) - 1,
     "kv_last_page_lens_ptr": 1024,
-    "programs": (1 << 31) - 1,
-    "merge_programs": (1 << 31) - 1,
+    "programs": 1 << 30,
+    "merge_programs": 1 << 30,
 }
 
 ATTEND: Final = Proof(

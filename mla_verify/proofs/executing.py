@@ -56,6 +56,7 @@ class Narrow:
     bits: int
     line: str
     lanes_matter: bool  # whether it counts on active lanes alone
+    path: Formula  # what holds where it is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,10 @@ class _Executor:
         self.values[turn] = Value("int", _always(here), bits=32)
         carried = re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", head.group(5) or "")
         inside = all_of((at_least(trip, 0), less(here, high)))
+        if not self.dry and self.values[first].bits <= 32:
+            # The counter is added to once more before it is compared: wrapped around, it would be below the end again.
+            path = all_of((*self.path, less(low, high)))
+            self._narrow.append(Narrow(high + stride - 1, self.values[first].bits, op.line, False, path))
         before = dict(self.values)
         per_turn = self._steps_of(op, carried, inside, trip)
         self.values = before
@@ -532,7 +537,7 @@ class _Executor:
         def checked(index: Index) -> Poly:
             poly = at(index)
             if not self.dry and poly.constant is None:
-                self._narrow.append(Narrow(poly, kind.bits, op.line, not self._masking))
+                self._narrow.append(Narrow(poly, kind.bits, op.line, not self._masking, all_of(self.path)))
             return poly
 
         return Value("int", checked, kind.shape, kind.bits)

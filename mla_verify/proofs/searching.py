@@ -312,7 +312,7 @@ def at_largest(model: Model, asked: Property) -> tuple[Breach, Setting] | None:
                 if over
                 else None
             )
-        corners = itertools.product(*({0, extent - 1} for extent in grid))
+        corners = itertools.product(*({0, min(1, extent - 1), extent - 1} for extent in grid))
         for program in corners if min(grid) > 0 else ():
             moved = _moved(model, setting, grid, program)
             if moved is not None:
@@ -323,17 +323,18 @@ def at_largest(model: Model, asked: Property) -> tuple[Breach, Setting] | None:
 def _moved(model: Model, setting: Setting, grid: tuple[int, int, int], program: tuple[int, ...]) -> str | None:
     x, y, z = program
     try:
-        wrapped, exact = (
-            run_program(
-                model.function, model.names, Launch(setting.scalars, setting.tables, grid, wrap=wrap), (x, y, z)
-            )
-            for wrap in (True, False)
-        )
+        launches = [Launch(setting.scalars, setting.tables, grid, wrap=wrap) for wrap in (True, False)]
+        wrapped, exact = (run_program(model.function, model.names, launch, (x, y, z)) for launch in launches)
     except (TooMuch, OutOfClass):
         return None
+    for strange in launches[0].strange:
+        if strange not in launches[1].strange:
+            return f"{strange[0]} ({strange[1]})"
     for one, other in zip(wrapped, exact, strict=False):
         if not np.array_equal(one.offsets, other.offsets):
             want = int(other.offsets.flat[0]) if other.offsets.size else 0
             have = int(one.offsets.flat[0]) if one.offsets.size else 0
             return f"an offset of {one.base} is {want} and wraps to {have} ({one.line})"
+    if len(wrapped) != len(exact):
+        return f"an integer wraps, and there are {len(wrapped)} loads and stores instead of {len(exact)}"
     return None

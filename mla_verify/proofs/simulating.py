@@ -21,6 +21,7 @@ from mla_verify.proofs.verdicts import OutOfClass
 __all__ = ["Access", "Launch", "TooMuch", "run_program"]
 
 _TURNS: Final = 4096  # of one loop; a longer one is beyond a search at small sizes
+_LARGEST: Final = (1 << 31) - 1  # that 32 bits hold
 
 _REGIONS: Final = ("tt.reduce", "tt.scan", "tt.map_elementwise")  # whose regions hold arithmetic alone
 
@@ -145,7 +146,12 @@ class _Run:
         carried = re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", head.group(5) or "")
         state = [self.values[start] for _, start in carried]
         body = op.regions[0][0].ops
-        for here in range(first, end, step):
+        turns = range(first, end, step)
+        if turns and self.launch.wrap and turns[-1] + step > _LARGEST and not op.text.rstrip(" {").endswith(" i64"):
+            self.launch.strange.append(
+                ("the counter of a loop leaves its range and starts below the end again", op.line)
+            )
+        for here in turns:
             self.values[turn] = np.array(here)
             for (name, _), value in zip(carried, state, strict=True):
                 self.values[name] = value

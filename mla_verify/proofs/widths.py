@@ -15,7 +15,7 @@ from mla_verify.proofs.declaring import Proof
 from mla_verify.proofs.executing import Narrow, Site
 from mla_verify.proofs.model import Model
 from mla_verify.proofs.obligations import Answer
-from mla_verify.proofs.terms import Atom, Formula, Ge, Monomial, Poly, all_of, parts_of
+from mla_verify.proofs.terms import TRUE, Atom, Formula, Ge, Monomial, Poly, parts_of
 from mla_verify.proofs.verdicts import OutOfClass
 
 __all__ = ["GRID_LIMITS", "grid_fits", "largest_factor", "widths_hold"]
@@ -30,7 +30,7 @@ Interval = tuple[int, int]
 def widths_hold(model: Model, most: Mapping[str, int]) -> Answer:
     """Whether no 32-bit integer that decides an address can leave its range at sizes up to `most`."""
     for narrow, site in _narrows(model):
-        bounds = _Bounds(model, most, site)
+        bounds = _Bounds(model, most, site, narrow.path)
         low, high = bounds.tight(narrow.poly) if site is not None and narrow.lanes_matter else bounds.of(narrow.poly)
         half = 1 << (narrow.bits - 1)
         if not -half <= low <= high < half:
@@ -40,7 +40,7 @@ def widths_hold(model: Model, most: Mapping[str, int]) -> Answer:
 
 def grid_fits(model: Model, most: Mapping[str, int]) -> Answer:
     """Whether no axis of the grid is longer than a GPU takes, at sizes up to `most`."""
-    bounds = _Bounds(model, most, None)
+    bounds = _Bounds(model, most, None, TRUE)
     for axis, extent, limit in zip("xyz", model.grid, GRID_LIMITS, strict=True):
         high = bounds.of(extent)[1]
         if high > limit:
@@ -69,11 +69,12 @@ def _narrows(model: Model) -> Iterable[tuple[Narrow, Site | None]]:
 
 @dataclass(slots=True)
 class _Bounds:
-    """Intervals of terms, in one site's context."""
+    """Intervals of terms, where `path` holds; at a site, of an address that is accessed there."""
 
     model: Model
     most: Mapping[str, int]
     site: Site | None
+    path: Formula
     known: dict[Atom, Interval] = field(default_factory=dict["Atom", "Interval"])
     asked: set[Atom] = field(default_factory=set["Atom"])  # being bounded now: a bound must not rest on itself
 
@@ -105,18 +106,12 @@ class _Bounds:
         """From the least to the most that a polynomial can be."""
         low, high = self._sum(poly)
         for fact in self._facts():
-            above = poly + fact  # poly ≤ poly + fact
-            if len(above.terms) <= len(fact.terms) and not poly.atoms() & above.atoms():
-                high = min(high, self._sum(above)[1])
+            for times in _cancelling(poly, fact):
+                high = min(high, self._sum(poly + fact * times)[1])  # poly ≤ poly + times · fact
         return low, high
 
     def _facts(self) -> list[Poly]:
-        return [part.poly for part in parts_of(self._path()) if isinstance(part, Ge)]
-
-    def _path(self) -> Formula:
-        if self.site is not None:
-            return self.site.path
-        return all_of(part for demand in self.model.program.demands for part in parts_of(demand.path))
+        return [part.poly for part in parts_of(self.path) if isinstance(part, Ge)]
 
     def _sum(self, poly: Poly) -> Interval:
         low = high = 0
@@ -214,6 +209,16 @@ class _Bounds:
             elif least >= 0:
                 continue
         return best
+
+
+def _cancelling(poly: Poly, fact: Poly) -> set[int]:
+    """How often a fact has to be added for one of the terms to go away."""
+    held = dict(fact.terms)
+    return {
+        -factor // held[monomial]
+        for monomial, factor in poly.terms
+        if monomial and factor * held.get(monomial, 0) < 0 and factor % held[monomial] == 0
+    }
 
 
 def _share_a_divisor(atom: Atom, other: Atom) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from mla_verify.reports.folder import read_extra
+from mla_verify.reports.page_proofs import proof_rows
 
 __all__ = ["PageTable", "extra_tables", "tables_of"]
 
@@ -37,7 +38,7 @@ def extra_tables(folder: Path) -> list[PageTable]:
     for name, title in _EXTRAS.items():
         data = read_extra(folder, name)
         if data is not None:
-            made += tables_of(data, title)
+            made += tables_of((proof_rows(data) or data) if name == "proofs.json" else data, title)
     return made
 
 

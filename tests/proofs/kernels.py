@@ -302,3 +302,16 @@ def wide(C, N, sc, BN: tl.constexpr, WIDE: tl.constexpr):
     if WIDE:
         row = row.to(tl.int64)
     tl.store(C + row * sc + rn, tl.zeros((BN,), tl.float32), mask=rn < N)
+
+
+@triton.jit
+def branched(C, N, sc, BN: tl.constexpr):
+    """What one branch is taken for says nothing of the other one."""
+    row = tl.program_id(0)
+    rn = tl.arange(0, BN)
+    if row < 1024:
+        for _ in range(0, tl.cdiv(N, sc)):
+            tl.store(C + row.to(tl.int64) * sc + rn, tl.zeros((BN,), tl.float32), mask=rn < N)
+    else:
+        for _ in range(0, min(row * sc, 1)):
+            tl.store(C + row.to(tl.int64) * sc + rn, tl.zeros((BN,), tl.float32), mask=rn < N)

@@ -174,6 +174,25 @@ def wide(name: str, *, bits64: bool, rows: int = 1 << 16, stride: int = 1 << 16)
     )
 
 
+def counted(name: str, *, programs: int) -> Proof:
+    """A persistent loop, whose counter grows by the number of programs."""
+    most = {"N": 1 << 20, "sc": 1 << 10, "W": programs}
+    return row(name, "persistent", 0, grid="W", preconditions=("W >= 1", "sc >= 1"), most=most)
+
+
+def branched(name: str, *, limit: int) -> Proof:
+    """Rows of which a few lie on one branch, and the rest, whose offsets are as narrow, on the other."""
+    return declared(
+        name,
+        "branched",
+        ("M",),
+        out("C", "M N", "sc 1"),
+        constants={"BN": 16},
+        preconditions=("N <= BN", "N >= 1", "sc >= N"),
+        most={"M": limit, "N": 16, "sc": 1 << 16},
+    )
+
+
 def _of(*names: str) -> frozenset[str]:
     return frozenset(names)
 
@@ -293,6 +312,10 @@ SUBJECTS: Final = {
         Subject(wide("64-bit rows", bits64=True)),
         Subject(wide("32-bit rows", bits64=False), _of(": overflow")),
         Subject(wide("32-bit rows, few", bits64=False, rows=1 << 14)),
+        Subject(counted("a loop's counter, many programs", programs=1 << 30)),
+        Subject(counted("a loop's counter, too many programs", programs=(1 << 31) - 1), _of(": overflow")),
+        Subject(branched("32 bits on another branch", limit=1 << 14)),
+        Subject(branched("32 bits on the branch without a limit", limit=1 << 20), _of(": overflow")),
         Subject(
             declared(
                 "a long y axis",

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mla_verify.cases import case_files
 from mla_verify.errors import ExitCode, UsageError
 from mla_verify.proofs import Layout, Proof
 from mla_verify.proofs.caching import key_of, recall, remember
 from mla_verify.proofs.launches import Seen, complaints
 from mla_verify.proofs.verdicts import Verdict
-from mla_verify.proving import prove_command, replay_refutation
+from mla_verify.proving import prove_command
+from mla_verify.refutations import launch_again, launchable, load_refutation
+from mla_verify.replaying import replay_paths
+from mla_verify.reports.page_tables import extra_tables
+from tests.proofs.subjects import RIGHT, WRONG
 
+_WORST_FIRST = ("refuted", "unknown", "out of class", "proved")
 _SUBJECTS = str(Path(__file__).with_name("subjects.py"))
 
 
@@ -48,11 +55,22 @@ def test_a_refutation_is_launched_saved_and_launched_again(tmp_path: Path, capsy
     assert refuted["sizes"]["N"] == 1
     assert "never written" in refuted["detail"]
     (case,) = tmp_path.glob("*.refuted.json")
-    assert replay_refutation(case, target=f"{_SUBJECTS}:WRONG")
+    assert launch_again(load_refutation(case), target=f"{_SUBJECTS}:WRONG").shown
     text = case.read_text().replace("early return, too early", "early return")
     twin = tmp_path / "twin.json"
     twin.write_text(text.replace('"FAULT": 1', '"FAULT": 0'))
-    assert not replay_refutation(twin, target=f"{_SUBJECTS}:RIGHT")
+    (shown,) = replay_paths([twin], kernel=f"{_SUBJECTS}:RIGHT", device="cpu", isolation="none")
+    assert (shown.outcome, shown.kernel) == ("now passes", "early return")
+    (again, unnamed) = (
+        part
+        for target in (f"{_SUBJECTS}:WRONG", None)
+        for part in replay_paths([tmp_path], kernel=target, device="cpu", isolation="none")
+        if part.path == case
+    )
+    assert (again.outcome, again.exit_code, again.to_json()["problem"]) == ("still fails", 1, "N=1, sc=2")
+    assert "never written" in again.detail
+    assert (unnamed.outcome, unnamed.exit_code) == ("unreadable", ExitCode.USAGE)
+    assert "name the declaration with --kernel" in unnamed.detail
 
 
 @pytest.mark.parametrize(
@@ -70,12 +88,91 @@ def test_a_wrong_target_is_told(target: str, said: str) -> None:
         prove_command([target], cache=False, launches=False, cases=None, as_json=True)
 
 
-def test_a_file_that_is_no_refutation_is_refused(tmp_path: Path) -> None:
-    """Other JSON is not launched."""
+def refutation(**changes: Any) -> dict[str, Any]:
+    """A whole file."""
+    return {
+        "format": "mla-verify refutation 1",
+        "target": "triton_up_projection",
+        "name": "triton_up_projection",
+        "constexprs": {"BLOCK_TOKENS": 16, "BLOCK_RANK": 16, "BLOCK_VALUE": 16},
+        "property": "coverage",
+        "tensor": "out_ptr",
+        "sizes": {"num_tokens": 1},
+        "tables": {},
+        "detail": "",
+        "versions": {},
+    } | changes
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({}, "is no refutation, wanted"),
+        ([], "is no refutation, wanted"),
+        (refutation(sizes={"num_tokens": "1"}), "its sizes is"),
+        (refutation(property=["coverage"]), "its property is"),
+        (refutation(property="beauty"), "its property is 'beauty'"),
+        (refutation(tables={"t": [1, None]}), "its tables is"),
+        (refutation(more=1), "it holds more"),
+    ],
+)
+def test_a_file_that_is_no_refutation_is_refused(held: object, said: str, tmp_path: Path) -> None:
+    """Nothing is launched because of a file that is not whole."""
     path = tmp_path / "other.json"
-    path.write_text("{}")
-    with pytest.raises(UsageError, match="no refutation"):
-        replay_refutation(path, target=f"{_SUBJECTS}:RIGHT")
+    path.write_text(json.dumps(held))
+    with pytest.raises(UsageError, match=said):
+        load_refutation(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "said"),
+    [
+        (
+            {"property": "overflow", "tensor": ""},
+            "cannot run here",
+            "computed, not launched: decide it again",
+        ),
+        ({"name": "another"}, "unreadable", "declares no 'another'; it declares triton_up_projection"),
+        ({"constexprs": {}}, "unreadable", "takes the constexpr BLOCK_RANK now"),
+        ({"sizes": {}}, "cannot run here", "could not be launched"),
+    ],
+)
+def test_a_refutation_that_cannot_be_launched_is_told(
+    changes: dict[str, Any], outcome: str, said: str, tmp_path: Path
+) -> None:
+    """`mla-verify replay` says why, in a sentence, and goes on with the other files."""
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(refutation(**changes)))
+    assert launchable(load_refutation(path)) == ("property" not in changes)
+    (shown,) = replay_paths([path], kernel=None, device="cpu", isolation="none")
+    assert shown.outcome == outcome
+    assert said in shown.detail
+
+
+def test_refutations_in_a_folder_are_no_cases_of_the_gate(tmp_path: Path) -> None:
+    """They lie beside cases, and whoever checks problems does not read them."""
+    (tmp_path / "one.refuted.json").write_text(json.dumps(refutation()))
+    (tmp_path / "case.json").write_text("{}")
+    assert [path.name for path in case_files([tmp_path])] == ["case.json"]
+
+
+def test_proofs_are_on_the_page_of_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`prove --json` into a report's folder is a table: what of which kernel is refuted, undecided and proved."""
+    run("RIGHT", "WRONG", "UNDECIDED")
+    (tmp_path / "proofs.json").write_text(capsys.readouterr().out)
+    (table,) = extra_tables(tmp_path)
+    assert table.title.startswith("Proofs")
+    cells = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+    assert [row["verdict"] for row in cells] == sorted((row["verdict"] for row in cells), key=_WORST_FIRST.index)
+    (refuted,) = [row for row in cells if row["verdict"] == "refuted"]
+    assert (refuted["kernel"], refuted["property"], refuted["sizes"]) == (WRONG.name, "coverage", "N=1, sc=2")
+    assert "never written" in refuted["detail"]
+    assert {row["property"] for row in cells if row["kernel"] == RIGHT.name and row["verdict"] == "proved"} == {
+        "defined",
+        "containment",
+        "race",
+        "coverage",
+    }
 
 
 def test_a_broken_memory_is_no_memory() -> None:

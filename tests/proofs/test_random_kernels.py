@@ -1,6 +1,6 @@
 """Verdicts on kernels that nobody chose, against brute force over all sizes up to 20.
 
-By default 30 kernels; `MLA_VERIFY_RANDOM_KERNELS=200 python -m pytest tests/proofs/test_random_kernels.py` for more.
+By default 12 kernels; `MLA_VERIFY_RANDOM_KERNELS=200 python -m pytest tests/proofs/test_random_kernels.py` for more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mla_verify.proofs.lowering import Request, lower
 from mla_verify.proofs.proving import prove_lowered
 from tests.proofs.random_kernels import Recipe, all_sizes, brute_force, proof_of, recipes, source_of
 
-_KERNELS: Final = int(os.environ.get("MLA_VERIFY_RANDOM_KERNELS", "30"))
+_KERNELS: Final = int(os.environ.get("MLA_VERIFY_RANDOM_KERNELS", "12"))
 _HEAD: Final = "import triton\nimport triton.language as tl\n\n"
 
 

@@ -55,6 +55,16 @@ _LAUNCHED = (
     "merge, guard 1, any D",
 )
 
+_TWINS = {"bmm, mask N + 1": "bmm", "in place, from a neighbour": "in place"}
+
+
+def _twin_of(name: str, right: str, lowered: dict[str, Lowered]) -> Reenactment:
+    """What refutes one kernel, as a launch of the right one."""
+    proof, twin = SUBJECTS[name].proof, SUBJECTS[right].proof
+    result = prove_lowered(proof, proof.configurations[0], lowered[name], cache=False, replay=False)
+    (refuted,) = [part for part in result.verdicts if part.outcome == "refuted"]
+    return scene_of([twin], [twin.configurations[0]], refuted)
+
 
 def test_a_refutation_shows_in_the_kernel_itself(lowered: dict[str, Lowered]) -> None:
     """At refuted sizes the recorder and the secrets find the same; at the same sizes the right twin shows nothing."""
@@ -69,17 +79,6 @@ def test_a_refutation_shows_in_the_kernel_itself(lowered: dict[str, Lowered]) ->
     sides = [(part.configurations[0], lowered[part.name]) for part in (pair.producer, pair.consumer)]
     (flow,) = prove_lowered_flow(pair, sides[0], sides[1], replay=False)
     scenes.append(scene_of([pair.producer, pair.consumer], [side[0] for side in sides], flow))
-    right = SUBJECTS["bmm"].proof
-    twins = [
-        scene_of([right], [right.configurations[0]], part)
-        for part in prove_lowered(
-            SUBJECTS["bmm, mask N + 1"].proof,
-            SUBJECTS["bmm, mask N + 1"].proof.configurations[0],
-            lowered["bmm, mask N + 1"],
-            cache=False,
-            replay=False,
-        ).verdicts
-        if part.outcome == "refuted"
-    ]
+    twins = [_twin_of(name, right, lowered) for name, right in _TWINS.items()]
     results = reenact([*scenes, *twins])
     assert [result.shown for result in results] == [True] * len(scenes) + [False] * len(twins), results
