@@ -35,7 +35,7 @@ __all__ = [
 OWN: Final = "mla_verify.kernels.triton_proofs"  # the declarations of registered kernels
 _FORMAT: Final = "mla-verify refutation 1"
 _LARGEST: Final = 4 * 2**20  # bytes
-_COMPUTED: Final = ("overflow", "grid")  # at sizes whose memory is not there
+_COMPUTED: Final = ("defined", "overflow", "grid")  # no launch shows it, or at sizes whose memory is not there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ _RIGHT: Final[Mapping[str, Callable[[object], bool]]] = {
 
 
 def launchable(refutation: Refutation) -> bool:
-    """Whether its sizes are such that a launch can show it; overflow and the grid's limits are computed instead."""
+    """Whether a launch can show it; what is undefined, overflow and the grid's limits are computed instead."""
     return refutation.property not in _COMPUTED
 
 
@@ -175,8 +175,7 @@ def launch_again(refutation: Refutation, *, target: str) -> Result:
     """Launch a refutation on what `target` declares now. Raises UsageError where it declares no such thing."""
     if not launchable(refutation):
         raise UsageError(
-            f"{refutation.property} is computed at sizes whose memory is not there, and launched nowhere: decide it "
-            f"again with mla-verify prove {target}"
+            f"{refutation.property} is computed, and no launch shows it: decide it again with mla-verify prove {target}"
         )
     parts = {part.name: part for part in declarations_of(target).values()}
     part = parts.get(refutation.name)

@@ -169,4 +169,10 @@ _MLA_REDUCE: Final = Proof(
     ),
     each=(Each("b", "num_rows", "seq_lens_ptr[b] >= 0"),),
 )
-AITER: Final = (_REDUCE, _AS_CALLED, _BMM, _MLA_REDUCE)
+# Without keys there are no tiles, by whose number it divides.
+_MLA_REDUCE_KEYS: Final = replace(
+    _MLA_REDUCE,
+    name="AITER _mla_decode_fwd_reduce_kernel, no request without keys",
+    each=(Each("b", "num_rows", "seq_lens_ptr[b] >= 1"),),
+)
+AITER: Final = (_REDUCE, _AS_CALLED, _BMM, _MLA_REDUCE, _MLA_REDUCE_KEYS)

@@ -29,6 +29,7 @@ __all__ = ["Proved", "configurations_of", "prove", "prove_flow", "prove_lowered"
 _FIRST_SEARCH: Final = 1.0  # seconds, for the smallest sizes
 _FIRST_LAUNCHES: Final = 120
 _SECOND_SEARCH: Final = 6.0  # seconds, where a proof has failed
+_LONGEST: Final = 240  # characters of what stands in a proof's way
 _TESTED: Final = ("containment", "race", "coverage", "bounds", "flow")  # what a launch can show
 
 
@@ -223,7 +224,8 @@ def _answered(models: Sequence[Model], question: _Question, found: Found, flows:
     more = search(models, seconds=_SECOND_SEARCH, seed=1, flows=flows, stop_at=[key])
     if key in more.breaches:
         return _refuted(models, *more.breaches[key], flows=flows)
-    return Verdict(question.property, "unknown", question.tensor, f"no proof and no counterexample: {answer.detail}")
+    why = answer.detail if len(answer.detail) <= _LONGEST else f"{answer.detail[:_LONGEST]}…"
+    return Verdict(question.property, "unknown", question.tensor, f"no proof and no counterexample: {why}")
 
 
 def _vacuous(models: Sequence[Model], question: _Question, found: Found) -> str:

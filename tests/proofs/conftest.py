@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 
 from mla_verify.proofs.lowering import Lowered, Request, lower
+from mla_verify.proofs.proving import Proved, prove_lowered
 from tests.proofs.subjects import FLOWS, SUBJECTS
 
 pytest.importorskip("triton", reason="needs Triton: pip install triton")
@@ -18,3 +22,15 @@ def lowered() -> dict[str, Lowered]:
     proofs |= {part.name: part for flow, _ in FLOWS.values() for part in (flow.producer, flow.consumer)}
     requests = [Request(part.kernel, part.pointers, part.scalars, part.configurations[0]) for part in proofs.values()]
     return dict(zip(proofs, lower(requests), strict=True))
+
+
+@pytest.fixture(scope="session")
+def decided(lowered: dict[str, Lowered]) -> Callable[[str], Proved]:
+    """What comes of a subject, decided once."""
+
+    @functools.cache
+    def decide(name: str) -> Proved:
+        proof = SUBJECTS[name].proof
+        return prove_lowered(proof, proof.configurations[0], lowered[name], cache=False, replay=False)
+
+    return decide

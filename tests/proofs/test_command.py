@@ -15,7 +15,7 @@ from mla_verify.proofs.caching import key_of, recall, remember
 from mla_verify.proofs.launches import Seen, complaints
 from mla_verify.proofs.verdicts import Verdict
 from mla_verify.proving import prove_command
-from mla_verify.refutations import launch_again, launchable, load_refutation
+from mla_verify.refutations import launchable, load_refutation
 from mla_verify.replaying import replay_paths
 from mla_verify.reports.page_tables import extra_tables
 from tests.proofs.subjects import RIGHT, WRONG
@@ -55,18 +55,14 @@ def test_a_refutation_is_launched_saved_and_launched_again(tmp_path: Path, capsy
     assert refuted["sizes"]["N"] == 1
     assert "never written" in refuted["detail"]
     (case,) = tmp_path.glob("*.refuted.json")
-    assert launch_again(load_refutation(case), target=f"{_SUBJECTS}:WRONG").shown
     text = case.read_text().replace("early return, too early", "early return")
-    twin = tmp_path / "twin.json"
+    twin = tmp_path / "twins" / "one.json"
+    twin.parent.mkdir()
     twin.write_text(text.replace('"FAULT": 1', '"FAULT": 0'))
     (shown,) = replay_paths([twin], kernel=f"{_SUBJECTS}:RIGHT", device="cpu", isolation="none")
     assert (shown.outcome, shown.kernel) == ("now passes", "early return")
-    (again, unnamed) = (
-        part
-        for target in (f"{_SUBJECTS}:WRONG", None)
-        for part in replay_paths([tmp_path], kernel=target, device="cpu", isolation="none")
-        if part.path == case
-    )
+    (again,) = replay_paths([tmp_path], kernel=f"{_SUBJECTS}:WRONG", device="cpu", isolation="none")
+    (unnamed,) = replay_paths([tmp_path], kernel=None, device="cpu", isolation="none")
     assert (again.outcome, again.exit_code, again.to_json()["problem"]) == ("still fails", 1, "N=1, sc=2")
     assert "never written" in again.detail
     assert (unnamed.outcome, unnamed.exit_code) == ("unreadable", ExitCode.USAGE)

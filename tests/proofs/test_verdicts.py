@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from mla_verify.proofs.lowering import Lowered
-from mla_verify.proofs.proving import prove_lowered, prove_lowered_flow, scene_of
+from mla_verify.proofs.proving import Proved, prove_lowered_flow, scene_of
 from mla_verify.proofs.replaying import Reenactment, reenact
 from tests.proofs.subjects import FLOWS, SUBJECTS
 
 
 @pytest.mark.parametrize("name", sorted(SUBJECTS))
-def test_a_fault_is_refuted_and_everything_else_proved(name: str, lowered: dict[str, Lowered]) -> None:
+def test_a_fault_is_refuted_and_everything_else_proved(name: str, decided: Callable[[str], Proved]) -> None:
     """Exactly the properties that a kernel breaks are refuted, at its smallest sizes where those are known."""
     subject = SUBJECTS[name]
-    result = prove_lowered(subject.proof, subject.proof.configurations[0], lowered[name], cache=False, replay=False)
+    result = decided(name)
     found = {
         outcome: {f"{part.tensor}: {part.property}" for part in result.verdicts if part.outcome == outcome}
         for outcome in ("refuted", "out of class", "unknown")
@@ -58,27 +60,24 @@ _LAUNCHED = (
 _TWINS = {"bmm, mask N + 1": "bmm", "in place, from a neighbour": "in place"}
 
 
-def _twin_of(name: str, right: str, lowered: dict[str, Lowered]) -> Reenactment:
+def _twin_of(right: str, result: Proved) -> Reenactment:
     """What refutes one kernel, as a launch of the right one."""
-    proof, twin = SUBJECTS[name].proof, SUBJECTS[right].proof
-    result = prove_lowered(proof, proof.configurations[0], lowered[name], cache=False, replay=False)
+    twin = SUBJECTS[right].proof
     (refuted,) = [part for part in result.verdicts if part.outcome == "refuted"]
     return scene_of([twin], [twin.configurations[0]], refuted)
 
 
-def test_a_refutation_shows_in_the_kernel_itself(lowered: dict[str, Lowered]) -> None:
+def test_a_refutation_shows_in_the_kernel_itself(lowered: dict[str, Lowered], decided: Callable[[str], Proved]) -> None:
     """At refuted sizes the recorder and the secrets find the same; at the same sizes the right twin shows nothing."""
     scenes: list[Reenactment] = []
     for name in _LAUNCHED:
         proof = SUBJECTS[name].proof
-        result = prove_lowered(proof, proof.configurations[0], lowered[name], cache=False, replay=False)
-        scenes += [
-            scene_of([proof], [proof.configurations[0]], part) for part in result.verdicts if part.outcome == "refuted"
-        ]
+        refuted = [part for part in decided(name).verdicts if part.outcome == "refuted"]
+        scenes += [scene_of([proof], [proof.configurations[0]], part) for part in refuted]
     pair, _ = FLOWS[1, 0]
     sides = [(part.configurations[0], lowered[part.name]) for part in (pair.producer, pair.consumer)]
     (flow,) = prove_lowered_flow(pair, sides[0], sides[1], replay=False)
     scenes.append(scene_of([pair.producer, pair.consumer], [side[0] for side in sides], flow))
-    twins = [_twin_of(name, right, lowered) for name, right in _TWINS.items()]
+    twins = [_twin_of(right, decided(name)) for name, right in _TWINS.items()]
     results = reenact([*scenes, *twins])
     assert [result.shown for result in results] == [True] * len(scenes) + [False] * len(twins), results
