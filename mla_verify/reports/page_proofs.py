@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from mla_verify.reports.folder import list_of, mapping_of
+from mla_verify.reports.folder import mapping_of
 
 __all__ = ["proof_rows"]
 
@@ -23,13 +23,21 @@ def proof_rows(data: Any) -> list[dict[str, str]]:
 
 
 def _verdicts(data: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for part in map(mapping_of, list_of(data)):
-        for text in list_of(part.get("complaints")):
+    for part in _objects(data):
+        for text in _list(part.get("complaints")):
             detail = f"the declaration is not what is launched: {text}"
             yield str(part.get("kernel", "")), {"property": "declaration", "outcome": "refuted", "detail": detail}
-        for proof in map(mapping_of, list_of(part.get("proofs"))):
-            for verdict in map(mapping_of, list_of(proof.get("properties"))):
+        for proof in _objects(part.get("proofs")):
+            for verdict in _objects(proof.get("properties")):
                 yield str(proof.get("name", "")), verdict
+
+
+def _list(data: Any) -> list[Any]:
+    return cast("list[Any]", data) if isinstance(data, list) else []
+
+
+def _objects(data: Any) -> list[Mapping[str, Any]]:
+    return [cast("Mapping[str, Any]", part) for part in _list(data) if isinstance(part, dict)]
 
 
 def _row(kernel: str, asked: str, tensor: str, verdicts: list[Mapping[str, Any]]) -> dict[str, str]:
@@ -41,7 +49,7 @@ def _row(kernel: str, asked: str, tensor: str, verdicts: list[Mapping[str, Any]]
         "tensor": tensor,
         "verdict": str(worst.get("outcome", "")),
         "configurations": f"{count} of {len(verdicts)}",
-        "sizes": ", ".join(f"{name}={value}" for name, value in mapping_of(worst.get("sizes")).items()),
+        "sizes": ", ".join(f"{name}={value}" for name, value in mapping_of(worst, "sizes").items()),
         "detail": str(worst.get("detail", "")),
     }
 
