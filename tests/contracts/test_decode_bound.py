@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from mla_verify.decode.geometry import geometry_of
 from mla_verify.decode.oracle import Attention, Cache, answer
 from mla_verify.kernel import Arithmetic
 from strategies.problems import DecodeProblem
+from tests.contracts.test_decode_oracle import KERNEL, expected, laid_out
 
 U: Final = 2.0**-24
 TINY: Final = 2.0**-126  # float32's smallest normal number
@@ -155,6 +156,17 @@ def test_a_bound_above_every_value_is_not_judged() -> None:
     assert not judged.any()
 
 
+def test_whether_a_bound_means_something_is_asked_of_each_column() -> None:
+    """Large values in one column do not make a vague bound in another one tell anything."""
+    attention = _attention()
+    assert attention.keys.held is not None
+    attention.keys.held[:, 0] *= 2.0**20
+    _, judged = o_bound(attention, replace(PLAIN, product=100.0), torch.tensor([0]), torch.tensor([1]))
+    _, beside = o_bound(attention, replace(PLAIN, product=100.0), torch.tensor([0, 0]), torch.tensor([0, 1]))
+    assert not judged.any()
+    assert not beside[1]
+
+
 def test_declarations_add_what_the_note_says() -> None:
     """Each declaration by itself, in the symbols of the note."""
     half, single = torch.float16, torch.float32
@@ -177,3 +189,23 @@ def test_declarations_add_what_the_note_says() -> None:
     )
     exact = rounding_of(Arithmetic(dequantise="input dtype"), half, exact_dots=True, quantised=2)
     assert exact == replace(codes, exact_dots=True, logit=0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "exact"),
+    [
+        ({"regime": "retrieval", "dtype": "float16"}, True),
+        ({"regime": "retrieval", "dtype": "bfloat16"}, True),
+        ({"regime": "retrieval", "dtype": "float32"}, False),
+        ({"regime": "uniform", "dtype": "float32"}, True),
+        ({"regime": "uniform", "dtype": "float32", "num_kv_splits": 2}, False),
+        ({"regime": "gaussian", "dtype": "float16"}, False),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
+)
+def test_exact_regimes_have_one_right_answer(changes: dict[str, Any], exact: bool) -> None:
+    """Bit for bit where the mathematics allows, for a kernel with one final division."""
+    problem = replace(PROBLEM, **changes)
+    kernel = replace(KERNEL, arithmetic=Arithmetic(normalise="division"))
+    _arena, tensors = laid_out(problem, kernel)
+    assert (expected(problem, tensors, kernel).references["o"].exact is not None) == exact

@@ -175,3 +175,13 @@ def test_a_difference_from_the_baseline_has_no_ratio() -> None:
     assert len(found.disagreements) == 1
     assert found.worst == 0.0
     assert merged((found, found)).worst == 0.0
+
+
+def test_what_a_kernel_may_write_is_an_output_and_all_else_an_input() -> None:
+    """A tensor under the wrong role could be overwritten unseen."""
+    cpu = torch.device("cpu")
+    decode = CONTRACT.place(DecodeProblem(with_lse=True), KERNEL, cpu).tensors
+    assert {one.name for one in decode if one.role == "output"} == {"o", "lse"}
+    projection = UP_PROJECTION.place(UpProjectionProblem(), UP_KERNEL, cpu).tensors
+    assert {one.name for one in projection if one.role == "output"} == {"out"}
+    assert {one.role for one in (*decode, *projection)} == {"input", "output"}

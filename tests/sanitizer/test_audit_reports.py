@@ -210,3 +210,14 @@ def test_outputs_that_a_kernel_returns_may_owe_less() -> None:
     rules = torch.tensor([[Element.DETERMINED], [Element.DETERMINED], [Element.FREE]], dtype=torch.uint8)
     assert clauses(run_audit(kernel, source())) == {"coverage"}
     assert run_audit(kernel, source(), returned_rules={"made": rules}).findings == ()
+
+
+def test_a_returned_part_of_the_callers_memory_is_judged_like_the_whole() -> None:
+    """What nobody wrote there is known to be the secret, wherever the view begins."""
+
+    def kernel(tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        tensors["out"][:-1].copy_(tensors["x"][:-1])
+        return {"head": tensors["out"][0], "tail": tensors["out"][-1, 1:]}
+
+    found = {finding.tensor: (finding.clause, finding.elements) for finding in run_audit(kernel).findings}
+    assert found == {"out": ("coverage", COLUMNS), "tail": ("coverage", COLUMNS - 1)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sanitizer.geometry import extent_of, gap_boxes, gap_mask, preceding_element
+from sanitizer.geometry import Box, extent_of, gap_boxes, gap_mask, preceding_element, run_boxes
 from sanitizer.indices import describe_mask
 
 SHAPE = (3, 4, 8)
@@ -66,3 +66,15 @@ def test_overlapping_rows_have_no_gap_boxes() -> None:
 def test_a_gap_is_named_by_the_element_before_it() -> None:
     """The element that a stray write came from, most likely."""
     assert preceding_element((3, 4), (7, 1), 12) == (1, 3)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 5, 8, 11])
+def test_long_runs_are_cut_into_short_ones_that_cover_the_same(length: int) -> None:
+    """No run is longer than the period, and no element is in two."""
+    box = Box(2, (3, length), (20, 1))
+    covered, wanted = torch.zeros(80, dtype=torch.int32), torch.zeros(80, dtype=torch.int32)
+    for piece in run_boxes(box, 4):
+        assert 0 < piece.sizes[-1] <= 4
+        covered.as_strided(piece.sizes, piece.strides, piece.offset).add_(1)
+    wanted.as_strided(box.sizes, box.strides, box.offset).add_(1)
+    assert torch.equal(covered, wanted)

@@ -96,6 +96,17 @@ def test_fp8_rounds_to_the_nearest_and_saturates(name: str) -> None:
     assert values[2].isnan()
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("fp16", np.float16), ("fp64", np.float64), ("fp32", np.float32)])
+def test_wide_formats_round_as_numpy_does(name: str, dtype: type[np.floating[Any]]) -> None:
+    """Bits in, bits out: as unsigned numbers of the format's width."""
+    numbers = np.array([1.0, -0.1, 65504.0, 2.0**-24, 1e30], dtype=np.float32)
+    got = converted(numbers, "fp32", name)
+    assert got is not None
+    assert got.dtype == np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
+    with np.errstate(over="ignore"):
+        assert np.array_equal(got.view(dtype), numbers.astype(dtype))
+
+
 def test_a_probe_that_raises_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that the interpreter lacks is mended like one that it gets wrong."""
     monkeypatch.delattr(interpreter.InterpreterBuilder, "get_bf16", raising=False)
