@@ -90,6 +90,24 @@ def test_a_number_without_dimensions_is_live_or_dead_like_any_element(live: bool
         assert arena.stray() == []
 
 
+@SIZES
+def test_dead_elements_that_share_memory_with_dead_ones_alone_hold_secrets(elements: int) -> None:
+    """Rows that overlap by half, the last one dead: what only it covers is secret, whatever lies in front of it."""
+    live = torch.ones(ROWS, 1, dtype=torch.bool)
+    live[-1] = False
+    arena = Arena()
+    arena.load((output(), _ballast(elements), source(live=live, strides=(2, 1))))
+    for secret in Secret:
+        arena.poison(secret)
+        tensors = arena.tensors()
+        assert LOOKS[secret](tensors["x"][-1, 2:]).all()
+        assert (tensors["ballast"] == 1).all()
+        assert LOOKS[secret](tensors["out"]).all()
+        first = int(tensors["x"].storage_offset())
+        assert LOOKS[secret](tensors["x"].as_strided((16,), (1,), first - 16)).all()
+        assert arena.stray() == []
+
+
 def test_memory_of_another_device_may_grow_as_it_likes() -> None:
     """A meta tensor has none: nothing is guarded, and nothing counted but its own making."""
     with Interceptor(Secret.A, CPU) as interceptor:
