@@ -13,8 +13,9 @@ from mla_verify.errors import ExitCode, UsageError
 from mla_verify.proofs import Layout, Proof
 from mla_verify.proofs.caching import key_of, recall, remember
 from mla_verify.proofs.launches import Seen, complaints
-from mla_verify.proofs.verdicts import Verdict
-from mla_verify.proving import prove_command
+from mla_verify.proofs.proving import Proved
+from mla_verify.proofs.verdicts import Outcome, Verdict
+from mla_verify.proving import Proven, exit_code, prove_command
 from mla_verify.refutations import launchable, load_refutation
 from mla_verify.replaying import replay_paths
 from mla_verify.reports.page_tables import extra_tables
@@ -47,9 +48,23 @@ def test_only_what_is_proved_is_success(capsys: pytest.CaptureFixture[str]) -> N
     assert run("UNDECIDED") == ExitCode.UNAVAILABLE
 
 
+def test_of_several_targets_a_refutation_comes_before_what_is_undecided() -> None:
+    """1 comes before 3, an untrue declaration is 1 as well, and nothing decided is no success."""
+
+    def target(*outcomes: Outcome, complaints: tuple[str, ...] = ()) -> Proven:
+        verdicts = tuple(Verdict("race", outcome) for outcome in outcomes)
+        return Proven("k.py:K", (Proved("k", {}, verdicts, (), 0.0),), complaints)
+
+    assert exit_code([target("unknown"), target("refuted"), target("proved")]) == ExitCode.VIOLATION
+    assert exit_code([target("proved"), target("out of class", "proved")]) == ExitCode.UNAVAILABLE
+    assert exit_code([target("proved", complaints=("another grid",))]) == ExitCode.VIOLATION
+    assert exit_code([target("proved")]) == ExitCode.HOLDS
+    assert exit_code([target()]) == ExitCode.UNAVAILABLE
+
+
 def test_a_refutation_is_launched_saved_and_launched_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A refutation is 1, says what the secrets found, and its case still shows on the kernel and not on its twin."""
-    assert run("WRONG", "UNDECIDED", cases=tmp_path) == ExitCode.VIOLATION
+    assert run("WRONG", cases=tmp_path) == ExitCode.VIOLATION
     wrong = json.loads(capsys.readouterr().out)[0]["proofs"][0]["properties"]
     (refuted,) = [part for part in wrong if part["outcome"] == "refuted"]
     assert refuted["sizes"]["N"] == 1
@@ -153,8 +168,8 @@ def test_refutations_in_a_folder_are_no_cases_of_the_gate(tmp_path: Path) -> Non
 
 
 def test_proofs_are_on_the_page_of_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`prove --json` into a report's folder is a table: what of which kernel is refuted, undecided and proved."""
-    run("RIGHT", "WRONG", "UNDECIDED")
+    """`prove --json` into a report's folder is a table: what of which kernel is refuted, and what is proved."""
+    run("RIGHT", "WRONG")
     (tmp_path / "proofs.json").write_text(capsys.readouterr().out)
     (table,) = extra_tables(tmp_path)
     assert table.title.startswith("Proofs")

@@ -1,6 +1,6 @@
 """Verdicts on kernels that nobody chose, against brute force over all sizes up to 20.
 
-By default 12 kernels; `MLA_VERIFY_RANDOM_KERNELS=200 python -m pytest tests/proofs/test_random_kernels.py` for more.
+By default 12 kernels; `MLA_VERIFY_RANDOM_KERNELS=200 python -m pytest -s tests/proofs/test_random_kernels.py` for more.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_no_verdict_is_contradicted_by_brute_force(tmp_path: Path) -> None:
     proofs = [proof_of(recipe, f"{file}:kernel_{n}") for n, recipe in enumerate(chosen)]
     texts = lower([Request(proof.kernel, proof.pointers, {}, {}) for proof in proofs])
     undecided: list[str] = []
-    proved = refuted = 0
+    proved = refuted = resting = 0
     for recipe, proof, text in zip(chosen, proofs, texts, strict=True):
         truths = {sizes: brute_force(recipe, *sizes) for sizes in all_sizes()}
         for verdict in prove_lowered(proof, {}, text, cache=False, replay=False).verdicts:
@@ -63,8 +63,14 @@ def test_no_verdict_is_contradicted_by_brute_force(tmp_path: Path) -> None:
                 refuted += 1
                 at = brute_force(recipe, verdict.sizes["M"], verdict.sizes["N"])
                 assert not getattr(at, attribute), (recipe, verdict)
-            elif "not every index is contained" not in verdict.detail:
+            elif "not every index is contained" in verdict.detail:
+                resting += 1
+            else:
                 undecided.append(f"{recipe}: {verdict.property}: {verdict.detail}")
+    print(  # seen with -s
+        f"{len(chosen)} kernels: {proved} verdicts proved, {refuted} refuted, {len(undecided)} undecided, "
+        f"{resting} races undecided because a store leaves its tensor"
+    )
     assert proved > len(chosen) // 2
     assert refuted > len(chosen) // 4
     if len(undecided) > len(chosen) // 3:
