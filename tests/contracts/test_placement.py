@@ -185,3 +185,21 @@ def test_what_a_kernel_may_write_is_an_output_and_all_else_an_input() -> None:
     projection = UP_PROJECTION.place(UpProjectionProblem(), UP_KERNEL, cpu).tensors
     assert {one.name for one in projection if one.role == "output"} == {"out"}
     assert {one.role for one in (*decode, *projection)} == {"input", "output"}
+
+
+@pytest.mark.parametrize("latent", [1, 5, 8])
+def test_extreme_problems_are_wild_in_half_of_the_latent_columns_where_q_is_zero(latent: int) -> None:
+    """The other columns, the rotary ones among them, decide the weights as ever."""
+    problem = DecodeProblem(
+        kv_lens=(40,), num_heads=4, kv_lora_rank=latent, qk_rope_head_dim=3, regime="extreme", seed=5
+    )
+    plans = {one.name: one for one in CONTRACT.place(problem, KERNEL, torch.device("cpu")).tensors}
+    q, kv = plans["q"].values, plans["kv_buffer"].values
+    assert q is not None
+    assert kv is not None
+    silent = (q == 0).flatten(0, -2).all(0)
+    assert int(silent[:latent].sum()) == -(-latent // 2)
+    assert not silent[latent:].any()
+    exponents = torch.frexp(kv.flatten(0, -2).double()).exponent.double().std(0)
+    assert (exponents[silent] > 10).all()
+    assert (exponents[~silent] < 5).all()
