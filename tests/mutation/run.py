@@ -4,7 +4,8 @@
 
 mutmut writes every mutant down below mutants/; the seed draws some (or the KEYs name them), and each is run against
 those tests of its own room that call the mutated function. Exit code 0 where docs/mutation.md explains exactly those
-that survive, 1 otherwise. Takes about twenty minutes on two cores; --keep uses again what the last run prepared.
+that survive, 1 otherwise. Takes an hour or more on two cores; --keep uses again what the last run prepared, and leaves
+out what it killed.
 """
 
 from __future__ import annotations
