@@ -31,6 +31,8 @@ _EXAMPLES: Final = 400
 
 def _mapped(fault: Fault) -> bool:
     """Not those that go wrong only after other problems: such a finding has no map."""
+    if fault.declares.get("consumers"):
+        return False  # the output itself is as it should be, and so is its map: what a caller makes of it is not
     return fault.clauses[0] in _SHOWN and fault.call.__module__ != calls.__name__
 
 
