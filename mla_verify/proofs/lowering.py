@@ -1,7 +1,7 @@
-"""Makes TTIR from jitted functions, without a GPU: in this process, or in another where Triton here interprets.
+"""Makes TTIR from jitted functions, without a GPU, in a process of its own.
 
-Triton decides when it is imported whether it compiles or interprets, so that a process in which kernels are interpreted
-cannot lower any; then a child process does, all requests at once.
+Triton decides when it is imported whether it compiles or interprets: a process that has lowered kernels cannot
+interpret any, and the other way round. So a child process lowers, all requests at once, and this one stays as it is.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from typing import Any, Final
 
 from mla_verify.errors import Unavailable, UsageError
 
-__all__ = ["Lowered", "Request", "lower", "lower_here", "resolve", "value_of"]
+__all__ = ["Lowered", "Request", "lower", "resolve", "value_of"]
 
 _VARIABLE: Final = "TRITON_INTERPRET"
-_TRUE: Final = ("1", "true", "on", "yes", "y")
 _SECONDS: Final = 300.0
 _IR: Final = "triton._C.libtriton"
 
@@ -51,20 +50,6 @@ def lower(requests: Sequence[Request]) -> list[Lowered]:
     """TTIR for each request. Raises Unavailable without Triton, UsageError for a kernel that is not there."""
     if importlib.util.find_spec("triton") is None:
         raise Unavailable("proofs need Triton: pip install 'mla-verify[triton]'")
-    if _interprets():
-        return _lower_in_child(requests)
-    return [lower_here(request) for request in requests]
-
-
-def _interprets() -> bool:
-    """Whether what this process decorates is interpreted: Triton's own functions tell, once they are there."""
-    standard = sys.modules.get("triton.language.standard")
-    if standard is not None:
-        return type(standard.cdiv).__name__ != "JITFunction"
-    return os.environ.get(_VARIABLE, "0").lower() in _TRUE
-
-
-def _lower_in_child(requests: Sequence[Request]) -> list[Lowered]:
     environment = {name: value for name, value in os.environ.items() if name != _VARIABLE}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
@@ -77,11 +62,15 @@ def _lower_in_child(requests: Sequence[Request]) -> list[Lowered]:
         timeout=_SECONDS,
     )
     if done.returncode:
-        raise UsageError(f"kernels could not be lowered: {done.stderr.strip().splitlines()[-1:] or 'no message'}")
-    return [Lowered(part["text"], tuple(part["names"]), part["error"]) for part in json.loads(done.stdout)]
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise UsageError(f"kernels could not be lowered: {said[-1]}")
+    answer = json.loads(done.stdout)
+    if "usage" in answer:
+        raise UsageError(answer["usage"])
+    return [Lowered(part["text"], tuple(part["names"]), part["error"]) for part in answer["lowered"]]
 
 
-def lower_here(request: Request) -> Lowered:
+def _lowered(request: Request) -> Lowered:
     """TTIR in this process. What Triton refuses comes back as an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -184,7 +173,11 @@ def _module_of_file(path: Path) -> Any:
 
 def _main() -> None:
     requests = [Request(**part) for part in json.load(sys.stdin)]
-    json.dump([asdict(lower_here(request)) for request in requests], sys.stdout)
+    try:
+        answer: dict[str, Any] = {"lowered": [asdict(_lowered(request)) for request in requests]}
+    except UsageError as error:
+        answer = {"usage": str(error)}
+    json.dump(answer, sys.stdout)
 
 
 if __name__ == "__main__":

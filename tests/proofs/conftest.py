@@ -1,8 +1,9 @@
-"""TTIR of all subjects, made once: by another process where Triton in this one interprets."""
+"""TTIR of all subjects, made once."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,8 @@ from mla_verify.proofs.lowering import Lowered, Request, lower
 from mla_verify.proofs.proving import Proved, prove_lowered
 from tests.proofs.subjects import FLOWS, SUBJECTS
 
-pytest.importorskip("triton", reason="needs Triton: pip install triton")
+if importlib.util.find_spec("triton") is None:  # importing it would decide that it compiles, for this whole process
+    pytest.skip("needs Triton: pip install triton", allow_module_level=True)
 pytest.importorskip("z3", reason="needs z3: pip install z3-solver")
 
 

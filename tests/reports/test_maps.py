@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import struct
 from io import StringIO
 from pathlib import Path
@@ -144,7 +145,8 @@ def test_images_are_drawn_for_every_map(tmp_path: Path) -> None:
 
 def test_a_map_of_a_triton_kernel_is_what_the_recorder_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unwritten are the elements that no program stored, and each other one names the program that stored it."""
-    pytest.importorskip("triton")
+    if importlib.util.find_spec("triton") is None:  # importing it here would decide that it compiles
+        pytest.skip("triton is not installed")
     from mla_verify.faults.fault import kernel_of
     from mla_verify.faults.triton import SEEDED
     from sanitizer.triton.recorder import Recorder
