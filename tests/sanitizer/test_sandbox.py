@@ -105,12 +105,13 @@ def test_a_service_that_fails_is_no_death(sandbox: Sandbox) -> None:
 def test_killing_the_parent_is_blamed_on_who_did_it(sandbox: Sandbox) -> None:
     """The request in which it was killed is answered with a death, however late it falls; the server lives on."""
     server = ask(sandbox, "where")["server"]
+    before = living_children(of=server)  # sandboxes of other tests may share the server
     for _ in range(20):
         died = death(sandbox, "kill parent")
         assert died.how == "killed the process that had started it"
     assert ask(sandbox, "where")["server"] == server
     sandbox.close()
-    assert living_children(of=server) == set()
+    assert living_children(of=server) <= before
 
 
 def test_sandboxes_share_a_server_as_long_as_the_environment_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
