@@ -326,22 +326,16 @@ class _Search:
                 shrinking_since = time.perf_counter()
             target = finding.clause
             before = smallest.found_after if smallest is not None else self.tally.examples
-            text = self.contract.describe(problem)
-            history = _with(text, smallest.history if smallest is not None else ())
-            smallest = ReportedFinding(
-                finding.clause,
-                finding.tensor,
-                finding.elements,
-                finding.detail,
-                problem,
-                text,
-                before,
-                history=history,
+            found = self._reported(finding, problem)
+            smallest = replace(
+                found,
+                found_after=before,
+                history=_with(found.problem_text, smallest.history if smallest is not None else ()),
                 seconds=shrinking_since - self.began,
             )
             if self.aim is not None and not self.aim.shrink:
                 raise TimeUp
-            raise VIOLATIONS[finding.clause](finding, kernel=self.tally.kernel.name, problem=text)
+            raise VIOLATIONS[finding.clause](finding, kernel=self.tally.kernel.name, problem=found.problem_text)
 
         key = f"{self.contract.name} {self.tally.kernel.name}{' invalid' if invalid else ''}"
         run = drawn_into(one_problem, problems, examples=examples, seed=seed, database=self._database(key), key=key)

@@ -17,6 +17,7 @@ from mla_verify.kernels.foreign import find_source, imported, load_source, membe
 
 __all__ = [
     "MODELLED",
+    "handed_on_whole",
     "load_mla_decode",
     "load_mla_decode_zeros",
     "load_rope_decode",
@@ -79,14 +80,18 @@ def load_mla_decode() -> Callable[..., Any]:
 
 def load_mla_decode_zeros() -> Callable[..., None]:
     """The same into an output from `torch.zeros`, all of it handed on: vLLM's form before its change #37539."""
-    decode = load_mla_decode()
+    return handed_on_whole(load_mla_decode())
 
-    def aiter_mla_decode_zeros(*, o: Tensor, lse: Tensor | None, **arguments: Any) -> None:
+
+def handed_on_whole(decode: Callable[..., Any]) -> Callable[..., None]:
+    """A decode into an output from `torch.zeros`, all of it copied into `o`, rows of padding too; without lse."""
+
+    def from_zeros(*, o: Tensor, lse: Tensor | None, **arguments: Any) -> None:
         zeros = torch.zeros(o.shape, dtype=o.dtype, device=o.device)
         decode(o=zeros, lse=None, **arguments)
         o.copy_(zeros)
 
-    return aiter_mla_decode_zeros
+    return from_zeros
 
 
 def load_triton_mla_decode() -> Callable[..., None]:

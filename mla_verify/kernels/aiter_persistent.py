@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mla_verify.errors import Unavailable
 from mla_verify.kernel import Arithmetic, Kernel
+from mla_verify.kernels.aiter_kernels import handed_on_whole
 from mla_verify.kernels.foreign import find_source, imported, member
 from mla_verify.registry import add
 from strategies.limits import DecodeLimits
@@ -78,14 +79,7 @@ def load_persistent_decode() -> Callable[..., tuple[Tensor, Tensor] | None]:
 
 def load_persistent_decode_zeros() -> Callable[..., None]:
     """The same into an output from `torch.zeros`, all of it handed on: vLLM's form before its change #37539."""
-    decode = load_persistent_decode()
-
-    def aiter_mla_decode_persistent_zeros(*, o: Tensor, lse: Tensor | None, **arguments: Any) -> None:
-        zeros = torch.zeros(o.shape, dtype=o.dtype, device=o.device)
-        decode(o=zeros, lse=None, **arguments)
-        o.copy_(zeros)
-
-    return aiter_mla_decode_persistent_zeros
+    return handed_on_whole(load_persistent_decode())
 
 
 def plan_persistent_decode(

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mla_verify.errors import UsageError
+from mla_verify.proofs.children import ChildFailed, answer_of
 from mla_verify.proofs.declaring import Layout, Proof
 from mla_verify.proofs.expressions import Concrete, tables_in
 
@@ -152,20 +151,10 @@ def _table_complaints(proof: Proof, names: Mapping[str, Any], tables: Mapping[st
 
 def launches_of(kernel: str, proofs: Sequence[str], *, problems: int = 8) -> list[str]:
     """Complaints about the declarations `proofs` (`module:name`) from a registered kernel's launches, in a child."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-m", "mla_verify.proofs.launches"],
-        input=json.dumps([kernel, list(proofs), problems]),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_SECONDS,
-    )
-    if done.returncode:
-        raise UsageError(f"{kernel} could not be launched: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    try:
+        return answer_of(__name__, [kernel, list(proofs), problems], interprets=True, seconds=_SECONDS)
+    except ChildFailed as error:
+        raise UsageError(f"{kernel} could not be launched: {str(error).splitlines()[-1]}") from error
 
 
 def _main() -> None:

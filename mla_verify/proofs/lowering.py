@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,11 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from mla_verify.errors import Unavailable, UsageError
+from mla_verify.proofs.children import ChildFailed, answer_of
 
 __all__ = ["Lowered", "Request", "lower", "resolve", "value_of"]
 
-_VARIABLE: Final = "TRITON_INTERPRET"
-_SECONDS: Final = 300.0
 _IR: Final = "triton._C.libtriton"
 
 
@@ -50,21 +47,10 @@ def lower(requests: Sequence[Request]) -> list[Lowered]:
     """TTIR for each request. Raises Unavailable without Triton, UsageError for a kernel that is not there."""
     if importlib.util.find_spec("triton") is None:
         raise Unavailable("proofs need Triton: pip install 'mla-verify[triton]'")
-    environment = {name: value for name, value in os.environ.items() if name != _VARIABLE}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-m", "mla_verify.proofs.lowering"],
-        input=json.dumps([asdict(request) for request in requests]),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_SECONDS,
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise UsageError(f"kernels could not be lowered: {said[-1]}")
-    answer = json.loads(done.stdout)
+    try:
+        answer = answer_of(__name__, [asdict(request) for request in requests], interprets=False)
+    except ChildFailed as error:
+        raise UsageError(f"kernels could not be lowered: {str(error).splitlines()[-1]}") from error
     if "usage" in answer:
         raise UsageError(answer["usage"])
     return [Lowered(part["text"], tuple(part["names"]), part["error"]) for part in answer["lowered"]]

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from mla_verify.proofs.children import ChildFailed, answer_of
 from mla_verify.proofs.declaring import Layout, Proof
 from mla_verify.proofs.expressions import Concrete
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Disagreement", "Reenactment", "Result", "reenact"]
 
-_SECONDS: Final = 300.0
 _ENTRIES: Final = 4096  # of a tensor that no layout describes
 _SECRET_LOAD: Final = "no input"  # what the recorder says of a load of memory that nobody has given or stored to
 _OUTSIDE: Final = "belongs to no tensor"
@@ -80,20 +78,11 @@ def reenact(scenes: Sequence[Reenactment]) -> list[Result]:
     """Launch every scene in one process that interprets."""
     if not scenes:
         return []
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-m", "mla_verify.proofs.replaying"],
-        input=json.dumps([asdict(scene) for scene in scenes]),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_SECONDS,
-    )
-    if done.returncode:
-        raise Disagreement(f"a refutation could not be launched: {done.stderr.strip()[-2000:]}")
-    return [Result(**part) for part in json.loads(done.stdout.splitlines()[-1])]
+    try:
+        answer = answer_of(__name__, [asdict(scene) for scene in scenes], interprets=True)
+    except ChildFailed as error:
+        raise Disagreement(f"a refutation could not be launched: {error}") from error
+    return [Result(**part) for part in answer]
 
 
 # In the process that interprets
