@@ -15,6 +15,7 @@ __all__ = ["TRITON_KERNELS"]
 _CHECKED: Final = ("shapes", "dtypes", "overlap")
 # Weights are rounded to the cache's dtype before they meet the values; one correctly rounded division ends it.
 _DECODE: Final = Arithmetic(probabilities="input dtype", normalise="division")
+_TILES: Final = "mla_verify/kernels/jitted/tiles.py"
 # Formats that one device's Triton knows: NVIDIA's and gfx950's, gfx942's. The interpreter knows them all.
 _CODES: Final = {"fp8": ("e4m3fn", "e5m2"), "fnuz": ("e4m3fnuz",)}
 
@@ -54,7 +55,7 @@ def _quantised_weight(name: str, weight: triton_quantised.Weight, formats: tuple
         validates=_CHECKED,
         triton=True,
         baseline=f"triton_up_projection_{name}_copy",
-        source_files=("mla_verify/kernels/jitted/quantised.py",),
+        source_files=("mla_verify/kernels/jitted/quantised.py", _TILES),
     )
     return optimised, replace(
         optimised,
@@ -74,7 +75,7 @@ TRITON_KERNELS: Final = (
         validates=_CHECKED,
         triton=True,
         baseline="triton_up_projection_copy",
-        source_files=("mla_verify/kernels/jitted/up_projection.py",),
+        source_files=("mla_verify/kernels/jitted/up_projection.py", _TILES),
     ),
     Kernel(
         name="triton_up_projection_copy",
@@ -83,7 +84,7 @@ TRITON_KERNELS: Final = (
         summary="the same into zeros, copied into out: the form that it replaces",
         validates=_CHECKED,
         triton=True,
-        source_files=("mla_verify/kernels/jitted/up_projection.py",),
+        source_files=("mla_verify/kernels/jitted/up_projection.py", _TILES),
     ),
     Kernel(
         name="triton_decode",

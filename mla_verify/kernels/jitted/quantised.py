@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+from mla_verify.kernels.jitted.tiles import place_of
+
 __all__ = ["fp8_partials_kernel", "mxfp4_partials_kernel", "sum_partials_kernel"]
 
 
@@ -87,9 +89,7 @@ def fp8_partials_kernel(
     for item in range(tl.program_id(0), tiles * num_splits, tl.num_programs(0)):
         split = tl.cast(item // tiles, tl.int64)
         tile = item % tiles
-        head = tl.cast(tile // (token_tiles * value_tiles), tl.int64)
-        token = tl.cast((tile // value_tiles) % token_tiles, tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-        value = tl.cast(tile % value_tiles, tl.int64) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
+        head, token, value = place_of(tile, token_tiles, value_tiles, BLOCK_TOKENS, BLOCK_VALUE)
         token_live = token < num_tokens
         value_live = value < v_head_dim
         x_tile = x_ptr + head * x_head_stride + token[:, None] * x_token_stride
@@ -144,9 +144,7 @@ def mxfp4_partials_kernel(
     for item in range(tl.program_id(0), tiles * num_splits, tl.num_programs(0)):
         split = tl.cast(item // tiles, tl.int64)
         tile = item % tiles
-        head = tl.cast(tile // (token_tiles * value_tiles), tl.int64)
-        token = tl.cast((tile // value_tiles) % token_tiles, tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-        value = tl.cast(tile % value_tiles, tl.int64) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
+        head, token, value = place_of(tile, token_tiles, value_tiles, BLOCK_TOKENS, BLOCK_VALUE)
         token_live = token < num_tokens
         value_live = value < v_head_dim
         x_tile = x_ptr + head * x_head_stride + token[:, None] * x_token_stride
@@ -193,9 +191,7 @@ def sum_partials_kernel(
     token_tiles = (num_tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
     value_tiles = (v_head_dim + BLOCK_VALUE - 1) // BLOCK_VALUE
     for tile in range(tl.program_id(0), num_heads * token_tiles * value_tiles, tl.num_programs(0)):
-        head = tl.cast(tile // (token_tiles * value_tiles), tl.int64)
-        token = tl.cast((tile // value_tiles) % token_tiles, tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-        value = tl.cast(tile % value_tiles, tl.int64) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
+        head, token, value = place_of(tile, token_tiles, value_tiles, BLOCK_TOKENS, BLOCK_VALUE)
         live = (token < num_tokens)[:, None] & (value < v_head_dim)[None, :]
         total = tl.full((BLOCK_TOKENS, BLOCK_VALUE), 0.0, dtype=tl.float32)
         for split in range(0, num_splits):

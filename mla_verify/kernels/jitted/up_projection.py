@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+from mla_verify.kernels.jitted.tiles import place_of
+
 __all__ = ["up_projection_kernel"]
 
 
@@ -35,10 +37,7 @@ def up_projection_kernel(
     value_tiles = (v_head_dim + BLOCK_VALUE - 1) // BLOCK_VALUE
     rank = tl.cast(tl.arange(0, BLOCK_RANK), tl.int64)
     for tile in range(tl.program_id(0), num_heads * token_tiles * value_tiles, tl.num_programs(0)):
-        # Indices are 64 bits wide: token times stride passes 2³¹ in long prefills.
-        head = tl.cast(tile // (token_tiles * value_tiles), tl.int64)
-        token = tl.cast((tile // value_tiles) % token_tiles, tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-        value = tl.cast(tile % value_tiles, tl.int64) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
+        head, token, value = place_of(tile, token_tiles, value_tiles, BLOCK_TOKENS, BLOCK_VALUE)
         token_live = token < num_tokens
         value_live = value < v_head_dim
         x_tile = x_ptr + head * x_head_stride + token[:, None] * x_token_stride
