@@ -1,78 +1,80 @@
-"""What `mla-verify check` does: resolves targets, checks them one after the other, prints table or JSON."""
+"""What `mla-verify check` does: resolves targets, checks each, several kernels at a time, prints table or JSON."""
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from mla_verify.cases import make_folder
 from mla_verify.check import check
-from mla_verify.databases import open_database
-from mla_verify.devices import resolve_device
-from mla_verify.errors import ExitCode, UsageError
+from mla_verify.crashes import crash_report, without_cases
+from mla_verify.databases import NO_DATABASES, Databases
+from mla_verify.devices import devices_of, resolve_device
+from mla_verify.errors import INTERRUPTED, ExitCode, UsageError
 from mla_verify.isolation import Isolation
-from mla_verify.kernel import Kernel, limits_of
+from mla_verify.kernel import Kernel
+from mla_verify.merging import merged
+from mla_verify.narrowing import narrowed
 from mla_verify.progress import search_progress
 from mla_verify.registry import registered, resolve
 from mla_verify.report import Report, exit_code_of
 from mla_verify.reports.publishing import cases_of, publish
+from mla_verify.shards import Shard, run_shards
 from mla_verify.table import print_reports
 
-__all__ = ["check_targets", "isolation_named"]
+__all__ = ["CheckRequest", "check_targets", "isolation_named"]
 
 
-def check_targets(
-    targets: Sequence[str],
-    *,
-    contract: str | None,
-    device: str,
-    examples: int,
-    seed: int,
-    dtypes: tuple[str, ...],
-    known_excused: bool,
-    isolation: Isolation,
-    cases: Path | None,
-    database: str | None,
-    shared_database: str | None,
-    as_json: bool,
-    report: Path | None = None,
-    sarif: Path | None = None,
-) -> ExitCode:
-    """Check the named kernels (all registered ones where none is named) and print what was found.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What was asked of `check`. targets: all registered kernels where none is named.
 
-    With no names, kernels that are unavailable here are listed and do not count. report, sarif: where else to write it.
+    processes: how many kernels are checked at a time, None for one per core or GPU. report, sarif: where else to write
+    what was found.
     """
-    resolve_device(device)
-    cases = cases_of(cases, report)
-    remembered = open_database(database, shared=shared_database)
-    kernels = [resolve(target, contract=contract) for target in targets] or list(registered())
-    if dtypes:
-        kernels = [_restricted(kernel, dtypes) for kernel in kernels]
-    if not known_excused:
-        kernels = [replace(kernel, known_deviations=()) for kernel in kernels]
-    reports: list[Report] = []
-    for kernel in kernels:
-        with search_progress(kernel.name, total=examples, quiet=as_json) as tell:
-            reports.append(
-                check(
-                    kernel,
-                    examples=examples,
-                    seed=seed,
-                    device=device,
-                    progress=lambda done, _total, broken, tell=tell: tell(0, done, broken),
-                    isolation=isolation,
-                    cases=cases,
-                    database=remembered,
-                )
-            )
-    publish(reports, kernels, report=report, sarif=sarif)
-    if as_json:
+
+    targets: Sequence[str] = ()
+    contract: str | None = None
+    device: str = "cpu"
+    examples: int = 200
+    seed: int = 0
+    dtypes: tuple[str, ...] = ()
+    known_excused: bool = True
+    isolation: Isolation = "process"
+    processes: int | None = None
+    cases: Path | None = None
+    databases: Databases = NO_DATABASES
+    as_json: bool = False
+    report: Path | None = None
+    sarif: Path | None = None
+
+
+def check_targets(request: CheckRequest) -> int:
+    """Check the kernels and print what was found; the exit code of the command.
+
+    With no names, kernels that are unavailable here are listed and do not count. The reports do not depend on how many
+    kernels are checked at a time.
+    """
+    resolve_device(request.device)
+    cases = cases_of(request.cases, request.report)
+    found = [resolve(target, contract=request.contract) for target in request.targets] or list(registered())
+    kernels = [narrowed(kernel, dtypes=request.dtypes, known_excused=request.known_excused) for kernel in found]
+    devices = devices_of(request.device)[: request.processes]
+    if min(len(kernels), len(devices)) < 2 or request.isolation == "none" or not all(one.target for one in kernels):
+        reports, interrupted = _in_turn(kernels, request, cases), False
+    else:
+        reports, interrupted = _at_a_time(kernels, request, cases, devices)
+    publish(reports, kernels, report=request.report, sarif=request.sarif)
+    if request.as_json:
         print(json.dumps([report.to_json() for report in reports], indent=2))
     else:
         print_reports(reports)
-    counted = reports if targets else [report for report in reports if report.unavailable is None]
-    return exit_code_of(counted)
+    counted = reports if request.targets else [report for report in reports if report.unavailable is None]
+    code = exit_code_of(counted)
+    return INTERRUPTED if interrupted and code != ExitCode.VIOLATION else code
 
 
 def isolation_named(word: str) -> Isolation:
@@ -82,10 +84,77 @@ def isolation_named(word: str) -> Isolation:
     return word
 
 
-def _restricted(kernel: Kernel, dtypes: tuple[str, ...]) -> Kernel:
-    """The same kernel, asked for some of its dtypes only."""
-    limits = limits_of(kernel)
-    for dtype in dtypes:
-        if dtype not in limits.dtypes:
-            raise UsageError(f"{kernel.name} does not support dtype {dtype!r}; it supports {', '.join(limits.dtypes)}")
-    return replace(kernel, limits=replace(limits, dtypes=dtypes))
+def _in_turn(kernels: Sequence[Kernel], request: CheckRequest, cases: Path | None) -> list[Report]:
+    """One kernel after the other, from this process."""
+    database = request.databases.open()
+    reports: list[Report] = []
+    for kernel in kernels:
+        with search_progress(kernel.name, total=request.examples, quiet=request.as_json) as tell:
+            reports.append(
+                check(
+                    kernel,
+                    examples=request.examples,
+                    seed=request.seed,
+                    device=request.device,
+                    progress=lambda done, _total, broken, tell=tell: tell(0, done, broken),
+                    isolation=request.isolation,
+                    cases=cases,
+                    database=database,
+                )
+            )
+    return reports
+
+
+def _at_a_time(
+    kernels: Sequence[Kernel], request: CheckRequest, cases: Path | None, devices: Sequence[str]
+) -> tuple[list[Report], bool]:
+    """A process for each of `devices`, and a kernel at a time for each; and whether an interrupt cut it short."""
+    request.databases.open()  # one that cannot be opened is told now
+    # What is interpreted takes longest, and is begun first: nobody waits for a single process at the end.
+    order = sorted(range(len(kernels)), key=lambda index: not kernels[index].triton)
+    shards = [_shard(index, kernels[index], request) for index in order]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = cases or Path(scratch)
+        make_folder(folder)
+        total = request.examples * len(kernels)
+        with search_progress("check", total=total, quiet=request.as_json) as tell:
+            results = run_shards(
+                shards,
+                devices=devices,
+                isolation=request.isolation,
+                folder=folder,
+                until=None,
+                tell=tell,
+                databases=request.databases,
+            )
+        reports: dict[int, Report] = {}
+        for place, shard in enumerate(shards):
+            kernel, done = kernels[shard.kernel], results.done.get(place)
+            if done is not None and not isinstance(done, Report):
+                done = crash_report(kernel, shard, done, folder, str(resolve_device(request.device)))
+            if done is None or results.interrupted:
+                done = merged(
+                    kernel,
+                    [] if done is None else [done],
+                    [],
+                    device=str(resolve_device(request.device)),
+                    seed=request.seed,
+                    nothing_ran="interrupted before any problem was run",
+                    interrupted=True,
+                )
+            reports[shard.kernel] = done if cases is not None else without_cases(done)
+    return [reports[index] for index in range(len(kernels))], results.interrupted
+
+
+def _shard(index: int, kernel: Kernel, request: CheckRequest) -> Shard:
+    assert kernel.target is not None
+    return Shard(
+        kernel=index,
+        target=kernel.target,
+        contract=kernel.contract,
+        examples=request.examples,
+        seed=request.seed,
+        alone=kernel.in_process,
+        dtypes=request.dtypes,
+        known_excused=request.known_excused,
+    )

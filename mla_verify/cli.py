@@ -68,6 +68,9 @@ def check(
         list[str] | None, typer.Option("--dtype", help="Draw only this dtype (may be given again).")
     ] = None,
     isolation: IsolationName = "process",
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="How many kernels at a time. [default: one per core or GPU]")
+    ] = None,
     cases: Annotated[
         Path | None, typer.Option("--cases", help="A folder for failures, each a file that `replay` runs again.")
     ] = None,
@@ -86,7 +89,8 @@ def check(
     json: AsJson = False,
 ) -> None:
     """Fuzz kernels on every clause of their contract. Exit code 0: all hold; 1: a violation."""
-    from mla_verify.checking import check_targets, isolation_named
+    from mla_verify.checking import CheckRequest, check_targets, isolation_named
+    from mla_verify.databases import Databases
     from mla_verify.interpreting import interpret_on
 
     if examples < 1:
@@ -94,8 +98,10 @@ def check(
     if everything == bool(targets):
         raise UsageError("name the kernels to check, or --all for every one that is available here, not both")
     interpret_on(device)
-    code = check_targets(
-        targets or [],
+    if processes is not None and processes < 1:
+        raise UsageError(f"--processes must be at least 1, got {processes}")
+    request = CheckRequest(
+        targets=targets or [],
         contract=contract,
         device=device,
         examples=examples,
@@ -103,14 +109,14 @@ def check(
         dtypes=tuple(dtype or ()),
         known_excused=not no_known,
         isolation=isolation_named(isolation),
+        processes=processes,
         cases=cases,
-        database=database,
-        shared_database=shared_database,
+        databases=Databases(own=database, shared=shared_database),
         as_json=json,
         report=report,
         sarif=sarif,
     )
-    raise typer.Exit(code)
+    raise typer.Exit(check_targets(request))
 
 
 @app.command()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from hypothesis.database import (
     DirectoryBasedExampleDatabase,
@@ -15,7 +17,7 @@ from hypothesis.database import (
 
 from mla_verify.errors import UsageError
 
-__all__ = ["Keeping", "open_database"]
+__all__ = ["NO_DATABASES", "Databases", "Keeping", "open_database"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CONNECT_SECONDS = 5.0
@@ -31,6 +33,21 @@ def open_database(own: str | None, *, shared: str | None = None) -> ExampleDatab
     if local is None or common is None:
         return local or common
     return MultiplexedDatabase(local, common)
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """Where failures are remembered, as a user has named it: plain data, which each process opens for itself."""
+
+    own: str | None = None
+    shared: str | None = None
+
+    def open(self) -> ExampleDatabase | None:
+        """See `open_database`."""
+        return open_database(self.own, shared=self.shared)
+
+
+NO_DATABASES: Final = Databases()
 
 
 class Keeping(ExampleDatabase):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import cast
@@ -10,7 +11,7 @@ import torch
 
 from mla_verify.errors import Unavailable, UsageError
 
-__all__ = ["device_of_worker", "one_thread", "one_thread_for_good", "platform_of", "resolve_device"]
+__all__ = ["device_of_worker", "devices_of", "one_thread", "one_thread_for_good", "platform_of", "resolve_device"]
 
 
 def resolve_device(name: str) -> torch.device:
@@ -31,6 +32,15 @@ def resolve_device(name: str) -> torch.device:
         seen = f"torch sees {count} GPUs, cuda:0 to cuda:{count - 1}" if count > 1 else "torch sees one GPU, cuda:0"
         raise Unavailable(f"there is no {name} here: {seen}")
     return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+
+
+def devices_of(name: str) -> list[str]:
+    """One entry per process: every core that we may use, every GPU, or the one GPU that was named."""
+    device = resolve_device(name)
+    if device.type == "cpu":
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return ["cpu"] * (available or 1)
+    return [name] if ":" in name else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
 def platform_of(device: torch.device) -> str:

@@ -6,9 +6,11 @@ Imports nothing of ours, so that these can be raised when another package shadow
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
-__all__ = ["ExitCode", "Unavailable", "UsageError"]
+__all__ = ["INTERRUPTED", "ExitCode", "Unavailable", "UsageError"]
+
+INTERRUPTED: Final = 130  # what a shell calls a command that Ctrl-C has ended
 
 
 class ExitCode(IntEnum):

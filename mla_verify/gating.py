@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mla_verify.cases import Case, case_files, load_case, make_folder, save_case
+from mla_verify.cases import Case, case_files, load_case, make_folder
 from mla_verify.changes import changed_files, is_touched
-from mla_verify.contracts import contract_named
-from mla_verify.devices import resolve_device
-from mla_verify.errors import ExitCode, UsageError
+from mla_verify.crashes import crash_report, without_cases
+from mla_verify.devices import devices_of, resolve_device
+from mla_verify.errors import INTERRUPTED, ExitCode, UsageError
 from mla_verify.github_summary import github_summary_path, write_github_summary
 from mla_verify.isolation import Isolation
 from mla_verify.junit import write_junit
@@ -26,15 +25,13 @@ from mla_verify.merging import merged
 from mla_verify.progress import search_progress
 from mla_verify.registry import resolve
 from mla_verify.replaying import Replayed, Replayer, is_case_of
-from mla_verify.report import ClauseVerdict, Report, ReportedFinding
+from mla_verify.report import Report
 from mla_verify.reports.publishing import cases_of, publish
-from mla_verify.shards import SHARDS, Crashed, Shard, ShardResults, run_shards, shards_of
+from mla_verify.shards import SHARDS, Shard, ShardResults, run_shards, shards_of
 from mla_verify.table import print_reports
-from sanitizer.finding import CLAUSES
 
-__all__ = ["INTERRUPTED", "GateRequest", "gate", "seconds_of"]
+__all__ = ["GateRequest", "gate", "seconds_of"]
 
-INTERRUPTED: Final = 130  # what a shell calls a command that Ctrl-C has ended
 _ENDLESS: Final = 1_000_000  # examples per kernel where time alone ends the search
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -130,7 +127,7 @@ def _shards(kernels: Sequence[Kernel], request: GateRequest) -> list[Shard]:
 
     Under a budget there are no more than keep every process busy: each begins with seconds of loading.
     """
-    busy = -(-len(_devices(request.device)) // max(len(kernels), 1))
+    busy = -(-len(devices_of(request.device)) // max(len(kernels), 1))
     per_kernel = [
         shards_of(
             index,
@@ -165,19 +162,13 @@ def _search(
     total = request.examples * len({shard.kernel for shard in shards}) if request.examples else None
     with search_progress("gate", total=total, until=until, quiet=request.as_json) as tell:
         so_far.results = run_shards(
-            shards, devices=_devices(request.device), isolation=request.isolation, folder=folder, until=until, tell=tell
+            shards,
+            devices=devices_of(request.device),
+            isolation=request.isolation,
+            folder=folder,
+            until=until,
+            tell=tell,
         )
-
-
-def _devices(name: str) -> list[str]:
-    """One entry per process: every core that we may use, every GPU, or the one GPU that was named."""
-    device = resolve_device(name)
-    if device.type == "cpu":
-        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return ["cpu"] * (available or 1)
-    import torch
-
-    return [name] if ":" in name else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
 def _report(
@@ -194,9 +185,9 @@ def _report(
     for place, shard in enumerate(shards):
         done = so_far.results.done.get(place)
         if shard.kernel == index and done is not None:
-            parts.append(done if isinstance(done, Report) else _crash_report(kernel, shard, done, folder, device))
+            parts.append(done if isinstance(done, Report) else crash_report(kernel, shard, done, folder, device))
     if request.cases is None and request.report is None:
-        parts = [_without_cases(part) for part in parts]
+        parts = [without_cases(part) for part in parts]
     interrupted = so_far.results.interrupted
     return merged(
         kernel,
@@ -209,42 +200,6 @@ def _report(
         else "the budget ended before any problem was run",
         interrupted=interrupted,
     )
-
-
-def _crash_report(kernel: Kernel, shard: Shard, crash: Crashed, folder: Path, device: str) -> Report:
-    """The report of a shard whose process a kernel has taken down: `survival`, at the problem that was in flight."""
-    if crash.journal is None:
-        raise UsageError(f"the process that was to examine {kernel.name} {crash.how} before it ran any problem")
-    case = replace(load_case(crash.journal), detail=f"the kernel's process {crash.how}")
-    path = save_case(case, folder)
-    crash.journal.unlink(missing_ok=True)
-    finding = ReportedFinding(
-        clause="survival",
-        tensor="",
-        elements=0,
-        detail=case.detail,
-        problem=case.problem,
-        problem_text=contract_named(kernel.contract).describe(case.problem),
-        found_after=0,
-        case=str(path),
-        after=case.after,
-    )
-    clauses = {clause: ClauseVerdict("not checked", case.detail) for clause in CLAUSES}
-    return Report(
-        kernel=kernel.name,
-        contract=kernel.contract,
-        device=device,
-        seed=shard.seed,
-        examples=0,
-        seconds=0.0,
-        clauses={**clauses, "survival": ClauseVerdict("fail")},
-        findings=(finding,),
-    )
-
-
-def _without_cases(report: Report) -> Report:
-    """The same report; its cases lie in a folder that nobody asked for."""
-    return replace(report, findings=tuple(replace(finding, case=None) for finding in report.findings))
 
 
 def _publish(reports: Sequence[Report], kernels: Sequence[Kernel], request: GateRequest, summary: Path | None) -> None:

@@ -18,8 +18,11 @@ from types import FrameType
 from typing import Any, Final
 
 from mla_verify.check import check
+from mla_verify.databases import NO_DATABASES, Databases
 from mla_verify.errors import UsageError
 from mla_verify.isolation import Isolation
+from mla_verify.kernel import Kernel
+from mla_verify.narrowing import narrowed
 from mla_verify.registry import resolve
 from mla_verify.report import Report
 
@@ -36,7 +39,10 @@ Tell = Callable[[int, int, int], None]  # shard, examples it has seen, clauses i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One share of one kernel's search. `alone`: it gets a process of its own, as the kernel runs inside it."""
+    """One share of one kernel's search. `alone`: it gets a process of its own, as the kernel runs inside it.
+
+    dtypes, known_excused: see `narrowed`.
+    """
 
     kernel: int
     target: str
@@ -44,6 +50,13 @@ class Shard:
     examples: int
     seed: int
     alone: bool
+    dtypes: tuple[str, ...] = ()
+    known_excused: bool = True
+
+    def resolved(self) -> Kernel:
+        """The kernel, loaded by its target in whatever process this is."""
+        kernel = resolve(self.target, contract=self.contract)
+        return narrowed(kernel, dtypes=self.dtypes, known_excused=self.known_excused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +102,30 @@ def run_shards(
     folder: Path,
     until: float | None,
     tell: Tell,
+    databases: Databases = NO_DATABASES,
 ) -> ShardResults:
     """Run every shard in one of `len(devices)` processes, each with its device.
 
     folder: where failures are saved. until: the `time.monotonic()` at which all ends; what is left of the time is
-    shared out evenly. An interrupt (SIGINT, SIGTERM) ends the search early with what was found; a second one at once.
-    Raises UsageError where a kernel cannot be loaded.
+    shared out evenly. databases: each process opens them for itself. An interrupt (SIGINT, SIGTERM) ends the search
+    early with what was found; a second one at once. Raises UsageError where a kernel cannot be loaded.
     """
-    pool = _Pool(shards, isolation=isolation, folder=folder, until=until, tell=tell)
+    settings = _Settings(isolation, folder, databases)
+    pool = _Pool(shards, settings=settings, until=until, tell=tell)
     with _interrupts() as interrupts:
         try:
             return pool.run(devices, interrupts)
         finally:
             pool.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What holds for every shard of a search."""
+
+    isolation: Isolation
+    folder: Path
+    databases: Databases
 
 
 @dataclass(slots=True, eq=False)
@@ -115,12 +139,9 @@ class _Worker:
 class _Pool:
     """The processes of one search, as their parent sees them."""
 
-    def __init__(
-        self, shards: Sequence[Shard], *, isolation: Isolation, folder: Path, until: float | None, tell: Tell
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], *, settings: _Settings, until: float | None, tell: Tell) -> None:
         self._shards = shards
-        self._isolation: Isolation = isolation
-        self._folder = folder
+        self._settings = settings
         self._until = until
         self._tell = tell
         self._waiting = deque(range(len(shards)))
@@ -165,7 +186,7 @@ class _Pool:
     def _start(self, device: str) -> _Worker:
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(
-            target=_work, args=(theirs, device, self._isolation, self._folder), daemon=False
+            target=_work, args=(theirs, device, self._settings), daemon=False
         )
         # A Ctrl-C reaches the whole group: the parent alone decides what becomes of it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -206,6 +227,7 @@ class _Pool:
         if kind == "broken":
             raise RuntimeError(f"a shard could not be examined:\n{content}")
         self._results.done[shard] = content
+        self._tell(shard, content.examples, len(content.findings))
         if not self._shards[shard].alone and self._may_begin():
             self._give(worker)
             return True
@@ -216,7 +238,7 @@ class _Pool:
     def _crash(self, worker: _Worker) -> Crashed:
         code: int = worker.process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        journal = next((self._folder / "journal").glob(f"*.{worker.process.pid}.json"), None)
+        journal = next((self._settings.folder / "journal").glob(f"*.{worker.process.pid}.json"), None)
         return Crashed(how, journal)
 
     def _stop(self) -> None:
@@ -248,7 +270,7 @@ def _interrupts() -> Generator[list[int], None, None]:
             signal.signal(number, handler)
 
 
-def _work(connection: Connection[Any, Any], device: str, isolation: Isolation, folder: Path) -> None:
+def _work(connection: Connection[Any, Any], device: str, settings: _Settings) -> None:
     """The life of one process: examine shards until the parent hangs up. Its hanging up also stops a search."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -257,7 +279,7 @@ def _work(connection: Connection[Any, Any], device: str, isolation: Isolation, f
     threading.Thread(target=_listen, args=(connection, orders, stop), daemon=True).start()
     while (order := orders.get()) is not None:
         try:
-            answer: tuple[str, Any] = ("report", _examined(*order, connection, device, isolation, folder, stop))
+            answer: tuple[str, Any] = ("report", _examined(*order, connection, device, settings, stop))
         except UsageError as error:
             answer = ("usage", str(error))
         except Exception:  # noqa: BLE001 - the process runner: a defect of ours is told to the parent, which raises
@@ -285,8 +307,7 @@ def _examined(
     seconds: float | None,
     connection: Connection[Any, Any],
     device: str,
-    isolation: Isolation,
-    folder: Path,
+    settings: _Settings,
     stop: threading.Event,
 ) -> Report:
     told = time.monotonic()
@@ -301,13 +322,14 @@ def _examined(
                 stop.set()  # nobody is left to tell
 
     return check(
-        resolve(shard.target, contract=shard.contract),
+        shard.resolved(),
         examples=shard.examples,
         seed=shard.seed,
         device=device,
         deadline_s=seconds,
         progress=progress,
-        isolation=isolation,
-        cases=folder,
+        isolation=settings.isolation,
+        cases=settings.folder,
+        database=settings.databases.open(),
         stopped=stop.is_set,
     )

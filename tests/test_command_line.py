@@ -140,6 +140,7 @@ def test_several_kernels_exit_with_the_worst_of_their_codes(folder: Path) -> Non
         (("check", "up_projection_copy", "--device", "abacus"), "'abacus' is no device"),
         (("check", "up_projection_copy", "--dtype", "float64"), "does not support dtype 'float64'"),
         (("check", "up_projection_copy", "--examples", "-3"), "--examples must be at least 1, got -3"),
+        (("check", "up_projection_copy", "--processes", "0"), "--processes must be at least 1, got 0"),
         (("check",), "name the kernels to check, or --all"),
         (("check", "up_projection_copy", "--all"), "not both"),
         (("bench", "prefill"), "unknown contract 'prefill'"),

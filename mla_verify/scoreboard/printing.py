@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mla_verify.cases import write_whole
 from mla_verify.errors import UsageError
 from mla_verify.faults.fault import Fault, kinds_of
 from mla_verify.faults.reports import KINDS, REPORTS
@@ -147,7 +148,7 @@ def update(path: Path, board: Board) -> None:
         raise UsageError(
             f"{path} has no place for a scoreboard: wanted <!-- scoreboard: short --> or long, then {_END}"
         )
-    path.write_text(after, encoding="utf-8")
+    write_whole(path, after)
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

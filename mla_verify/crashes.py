@@ -1,0 +1,52 @@
+"""What a search makes of a process that a kernel has taken down: a report, of the problem that was in flight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from mla_verify.cases import load_case, save_case
+from mla_verify.contracts import contract_named
+from mla_verify.errors import UsageError
+from mla_verify.kernel import Kernel
+from mla_verify.report import ClauseVerdict, Report, ReportedFinding
+from mla_verify.shards import Crashed, Shard
+from sanitizer.finding import CLAUSES
+
+__all__ = ["crash_report", "without_cases"]
+
+
+def crash_report(kernel: Kernel, shard: Shard, crash: Crashed, folder: Path, device: str) -> Report:
+    """The report of a shard whose process a kernel has taken down: `survival`, at the problem that was in flight."""
+    if crash.journal is None:
+        raise UsageError(f"the process that was to examine {kernel.name} {crash.how} before it ran any problem")
+    case = replace(load_case(crash.journal), detail=f"the kernel's process {crash.how}")
+    path = save_case(case, folder)
+    crash.journal.unlink(missing_ok=True)
+    finding = ReportedFinding(
+        clause="survival",
+        tensor="",
+        elements=0,
+        detail=case.detail,
+        problem=case.problem,
+        problem_text=contract_named(kernel.contract).describe(case.problem),
+        found_after=0,
+        case=str(path),
+        after=case.after,
+    )
+    clauses = {clause: ClauseVerdict("not checked", case.detail) for clause in CLAUSES}
+    return Report(
+        kernel=kernel.name,
+        contract=kernel.contract,
+        device=device,
+        seed=shard.seed,
+        examples=0,
+        seconds=0.0,
+        clauses={**clauses, "survival": ClauseVerdict("fail")},
+        findings=(finding,),
+    )
+
+
+def without_cases(report: Report) -> Report:
+    """The same report; its cases lie in a folder that nobody asked for."""
+    return replace(report, findings=tuple(replace(finding, case=None) for finding in report.findings))
