@@ -32,8 +32,10 @@ from mla_verify.report import Report, ReportedFinding, unavailable_report
 from mla_verify.sequences import SequenceSearch, Suspicion
 from mla_verify.tally import Tally
 from mla_verify.violations import VIOLATIONS, ClauseViolation
+from mla_verify.within import why_outside
 from sanitizer.finding import Finding
 from sanitizer.sandbox import ServiceBroken
+from strategies.smaller import smaller
 
 __all__ = ["Aim", "Progress", "check"]
 
@@ -52,6 +54,7 @@ _BY_CAUSE: Final = (
 _INVALID_SHARE: Final = 8  # one invalid problem to so many valid ones
 _ECONOMY_EVERY: Final = 50  # a profiled run costs a few milliseconds
 _SHRINK_SECONDS: Final = 30.0  # per clause; only a kernel that hangs needs as much
+_SMALLER_TRIES: Final = 100  # problems that are tried per clause once Hypothesis has shrunk it
 _LOST_SECONDS: Final = 10.0  # to deaths; after which, one being known, the search for other clauses is given up
 _INVALID_TIME: Final = 1 / 8  # of a deadline, where there are invalid problems
 _SEQUENCES_SHARE: Final = 16  # one sequence of eight problems to so many problems by themselves
@@ -181,7 +184,7 @@ def check(
 
 
 def _how_many_sequences(kernel: Kernel, device: str, examples: int) -> int:
-    interpreted = kernel.triton and resolve_device(device).type == "cpu"
+    interpreted = kernel.interpreted_on(resolve_device(device).type)
     return max(1, examples // (_INTERPRETED_SHARE if interpreted else _SEQUENCES_SHARE))
 
 
@@ -348,7 +351,7 @@ class _Search:
             self._keep(smallest, mapped=False)
             raise
         except ClauseViolation:
-            self._keep(smallest)
+            self._keep(smallest if smallest is None or invalid else self._smaller_still(smallest, shrinking_since))
             return seen
         except Unsatisfiable:
             return None  # every problem is quarantined
@@ -357,6 +360,39 @@ class _Search:
             self._keep(smallest, remark="; seen once: the same problem passed when it was run again")
             return seen
         return None
+
+    def _smaller_still(self, found: ReportedFinding, shrinking_since: float) -> ReportedFinding:
+        """The finding at the smallest problem that shows it, of those that Hypothesis' shrinker does not come by."""
+        left = _SMALLER_TRIES
+        try:
+            while left:
+                for problem in smaller(found.problem):
+                    if not left or self._is_over(False, shrinking_since):
+                        return found
+                    if why_outside(problem, self.tally.kernel) or self.tally.quarantines(problem):
+                        continue
+                    left -= 1
+                    finding = self._shown_twice(problem, found.clause)
+                    if finding is not None:
+                        found = self._at(found, finding, problem)
+                        break
+                else:
+                    return found
+        except KeyboardInterrupt:
+            self._keep(found, mapped=False)
+            raise
+        return found
+
+    def _shown_twice(self, problem: Any, clause: str) -> Finding | None:
+        """What a problem shows about a clause, time and again: what is seen once may hang on the calls before."""
+        once = self._look_at(problem, searching=False, target=clause, invalid=False)
+        return once and self._look_at(problem, searching=False, target=clause, invalid=False)
+
+    def _at(self, found: ReportedFinding, finding: Finding, problem: Any) -> ReportedFinding:
+        """A finding at another problem than the one where it has been seen so far."""
+        other = self._reported(finding, problem)
+        history = _with(other.problem_text, found.history)
+        return replace(other, found_after=found.found_after, history=history, seconds=found.seconds)
 
     def _database(self, key: str) -> ExampleDatabase | None:
         """The database of one round. What the rounds before have saved is not theirs to delete."""

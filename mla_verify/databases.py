@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from hypothesis.database import (
 
 from mla_verify.errors import UsageError
 
-__all__ = ["NO_DATABASES", "Databases", "Keeping", "open_database"]
+__all__ = ["NO_DATABASES", "Databases", "Keeping", "Losable", "open_database"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CONNECT_SECONDS = 5.0
@@ -76,6 +77,44 @@ class Keeping(ExampleDatabase):
             self._database.delete(key, value)
 
 
+class Losable(ExampleDatabase):
+    """A database on a server, without which a search goes on: what it finds is in its report and its cases as well.
+
+    losses: what is raised where the server does not answer. name: what a user calls it.
+    """
+
+    def __init__(self, database: ExampleDatabase, losses: type[Exception], name: str) -> None:
+        super().__init__()
+        self._database = database
+        self._losses = losses
+        self._name = name
+        self._lost = False
+
+    def save(self, key: bytes, value: bytes) -> None:
+        """Save, while there is a server."""
+        self._asked(lambda: self._database.save(key, value))
+
+    def fetch(self, key: bytes) -> Iterable[bytes]:
+        """Fetch, while there is a server."""
+        found: list[bytes] = []
+        self._asked(lambda: found.extend(self._database.fetch(key)))
+        return found
+
+    def delete(self, key: bytes, value: bytes) -> None:
+        """Delete, while there is a server."""
+        self._asked(lambda: self._database.delete(key, value))
+
+    def _asked(self, ask: Callable[[], None]) -> None:
+        if self._lost:
+            return
+        try:
+            ask()
+        except self._losses as error:
+            self._lost = True
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            print(f"mla-verify: lost the database {self._name}: {why}; going on without it", file=sys.stderr)
+
+
 def _opened(where: str) -> ExampleDatabase:
     scheme = _SCHEME.match(where)
     if scheme is None:
@@ -108,4 +147,4 @@ def _redis(url: str) -> ExampleDatabase:
         raise UsageError(f"{shown} is no address of a Redis server; write redis://host:port/number") from error
     except RedisError as error:
         raise UsageError(f"cannot reach the database {shown}: {str(error).splitlines()[0]}") from error
-    return RedisExampleDatabase(server)
+    return Losable(RedisExampleDatabase(server), RedisError, shown)

@@ -56,7 +56,7 @@ class Bench:
     @property
     def interpreted(self) -> bool:
         """Whether the kernel runs in Triton's interpreter."""
-        return self.kernel.triton and self.device.type == "cpu"
+        return self.kernel.interpreted_on(self.device.type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,10 @@ class Kernel:
     source_files: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # shown beside the verdict, such as "stage 1 modelled"
 
+    def interpreted_on(self, device_type: str) -> bool:
+        """Whether Triton's interpreter runs it there, which takes a hundred times as long as a compiled kernel."""
+        return self.triton and device_type == "cpu"
+
 
 def economy_is_declared(kernel: Kernel, device: str) -> bool:
     """Whether the kernel declares something about economy that can be measured on a device of this name."""

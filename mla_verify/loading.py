@@ -29,7 +29,7 @@ def open_bench(kernel: Kernel, *, device: str = "cpu") -> Bench:
     function = kernel.load()
     if not kernel.triton and names_triton(function):
         kernel = replace(kernel, triton=True)
-    if kernel.triton and where.type == "cpu":
+    if kernel.interpreted_on(where.type):
         check_interpreted(function, name=kernel.name)
     prepared = kernel.prepare is not None
     check_signature(function, kernel.contract, name=kernel.name, prepared=prepared, limits=kernel.limits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from hypothesis.strategies import SearchStrategy
 
@@ -23,8 +23,9 @@ from strategies.sizes import check_dtypes
 from strategies.vocabulary import DECODE_REGIMES, UP_PROJECTION_REGIMES
 from strategies.weight_formats import kind_of_codes, rank_in_format, weight_kinds, weight_shape
 
-__all__ = ["Change", "changed", "changes", "reductions"]
+__all__ = ["Change", "changed", "changes", "fitted", "reductions"]
 
+P = TypeVar("P", UpProjectionProblem, DecodeProblem)
 Change: TypeAlias = "tuple[str, Any]"  # the aspect, and what becomes of it
 
 # Where the tensors of a problem lie may hang on its seed's remainder by 3: half of the steps leave that as it is.
@@ -195,9 +196,9 @@ def _with_keys(
     spare, columns = sum(before) - sum(pages), max(before, default=0) - max(pages, default=0)
     if spare < 0 or columns < 0:
         return problem  # a request that got a short one's keys needs more of them for its own query rows
-    order = problem.page_order if sum(pages) > 1 else "ascending"
     if not same_shapes:
-        return _fitted_decode(replace(other, page_order=order))
+        return fitted(other)
+    order = problem.page_order if sum(pages) > 1 else "ascending"
     return replace(
         other,
         page_order=order,
@@ -216,9 +217,7 @@ def _rotated_rows(problem: DecodeProblem, _: str, limits: DecodeLimits) -> Decod
 
 def _fewer_requests(problem: DecodeProblem, _: None, __: DecodeLimits) -> DecodeProblem:
     half = max(1, len(problem.kv_lens) // 2)
-    other = replace(problem, kv_lens=problem.kv_lens[:half], q_lens=problem.q_lens[:half])
-    order = other.page_order if sum(other.pages_per_request) > 1 else "ascending"
-    return _fitted_decode(replace(other, page_order=order))
+    return fitted(replace(problem, kv_lens=problem.kv_lens[:half], q_lens=problem.q_lens[:half]))
 
 
 def _fewer_keys(problem: DecodeProblem, _: None, limits: DecodeLimits) -> DecodeProblem:
@@ -226,11 +225,11 @@ def _fewer_keys(problem: DecodeProblem, _: None, limits: DecodeLimits) -> Decode
 
 
 def _fewer_heads(problem: DecodeProblem, _: None, limits: DecodeLimits) -> DecodeProblem:
-    return _fitted_decode(replace(problem, num_heads=_smaller(problem.num_heads, limits.num_heads)))
+    return fitted(replace(problem, num_heads=_smaller(problem.num_heads, limits.num_heads)))
 
 
 def _no_padding(problem: DecodeProblem, _: None, __: DecodeLimits) -> DecodeProblem:
-    return _fitted_decode(replace(problem, padding_rows=0))
+    return fitted(replace(problem, padding_rows=0))
 
 
 def _shrunk_up_projection(name: str) -> _UpProjection:
@@ -239,9 +238,7 @@ def _shrunk_up_projection(name: str) -> _UpProjection:
         size = _smaller(getattr(problem, name), allowed)
         if name == "kv_lora_rank":
             size = rank_in_format(problem.weight_format, size, limits.kv_lora_rank, more_groups=0)
-        other = replace(problem, **{name: size})
-        shapes = _up_projection_shapes(other)
-        return replace(other, **{field: fit(getattr(other, field), shape) for field, shape in shapes.items()})
+        return fitted(replace(problem, **{name: size}))
 
     return shrunk
 
@@ -253,9 +250,14 @@ def _smaller(size: int, allowed: tuple[int, ...] | None) -> int:
     return max((other for other in allowed if 0 < other <= size // 2), default=size)
 
 
-def _fitted_decode(problem: DecodeProblem) -> DecodeProblem:
-    """The problem without numbers in its layouts that mean nothing at its sizes."""
-    shapes = _decode_shapes(problem)
+def fitted(problem: P) -> P:
+    """The problem without numbers in its layouts that mean nothing at its sizes, nor an order of a single page."""
+    if isinstance(problem, UpProjectionProblem):
+        shapes = _up_projection_shapes(problem)
+    else:
+        shapes = _decode_shapes(problem)
+        if sum(problem.pages_per_request) <= 1:
+            problem = replace(problem, page_order="ascending")
     return replace(problem, **{field: fit(getattr(problem, field), shape) for field, shape in shapes.items()})
 
 

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from mla_verify.check import check
 from mla_verify.errors import ExitCode, UsageError
+from mla_verify.faults.corpus import kernel_named
 from mla_verify.kernel import Kernel, KnownDeviation
 from mla_verify.report import exit_code_of, unavailable_report
 from strategies.limits import UpProjectionLimits
+from strategies.problems import DecodeProblem
 
 
 def product(x: Tensor, w_uv: Tensor) -> Tensor:
@@ -66,6 +68,13 @@ def test_the_search_goes_on_after_a_clause_has_broken() -> None:
     assert by_clause["containment"].num_tokens == 3  # type: ignore[union-attr]
     assert report.examples == 150
     assert report.clauses["layout"].verdict == "pass"
+
+
+def test_a_problem_is_shrunk_past_sizes_that_pass() -> None:
+    """What fails at 16 keys, not at 15 and not at 9, is shown at the 2 keys where it fails as well."""
+    (finding,) = check(kernel_named("decode_full_last_page_dropped"), examples=20, seed=0).findings
+    assert finding.problem == DecodeProblem(kv_lens=(2,), page_size=2)
+    assert finding.history[-1] == finding.problem_text
 
 
 def test_a_known_deviation_is_reported_and_does_not_fail() -> None:

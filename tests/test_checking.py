@@ -147,3 +147,11 @@ def test_ctrl_c_reports_what_was_seen_and_passes_nothing(folder: Path) -> None:
     assert [report["kernel"] for report in reports] == ["tells_that_it_runs", "right"]
     assert "pass" not in {verdict for report in reports for verdict in report["clauses"].values()}
     assert "interrupted" in reports[0]["reasons"]["coverage"]
+
+
+def test_what_triton_s_interpreter_runs_gets_fewer_examples_unless_told(folder: Path) -> None:
+    """50 in place of 200; a number that was asked for is everybody's."""
+    _, reports = check("triton_up_projection", "my.py:right", cwd=folder)
+    assert [report["examples"] for report in reports] == [50, 200]
+    _, reports = check("triton_up_projection", "my.py:right", "--examples", "3", cwd=folder)
+    assert [report["examples"] for report in reports] == [3, 3]

@@ -19,7 +19,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from torch import Tensor
 
 from mla_verify.check import check
-from mla_verify.databases import open_database
+from mla_verify.databases import Losable, open_database
 from mla_verify.errors import UsageError
 from mla_verify.kernel import Kernel
 from mla_verify.report import Report
@@ -108,6 +108,30 @@ def test_the_search_for_other_clauses_forgets_nothing() -> None:
     again = run(twice_wrong, database, examples=6, seed=99)
     assert {finding.clause for finding in again.findings} == broken
     assert primary(database) >= len(broken)
+
+
+class Failing(InMemoryExampleDatabase):
+    """A server that answers so many times and then no more."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__()
+        self.left = answers
+
+    def save(self, key: bytes, value: bytes) -> None:
+        """Count, then save."""
+        self.left -= 1
+        if self.left < 0:
+            raise ConnectionError("Connection closed by server.\nmore")
+        super().save(key, value)
+
+
+def test_a_server_that_is_lost_costs_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    """The search goes on without it, and says so once."""
+    found = run(twice_wrong, None, examples=60).findings
+    report = run(twice_wrong, Losable(Failing(2), ConnectionError, "redis://host/0"), examples=60)
+    assert [(one.clause, one.problem) for one in report.findings] == [(one.clause, one.problem) for one in found]
+    said = "mla-verify: lost the database redis://host/0: Connection closed by server.; going on without it\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_kernel_of_another_name_has_memories_of_its_own(remembering: Any) -> None:
