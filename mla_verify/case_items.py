@@ -12,6 +12,7 @@ import pytest
 from mla_verify.cases import Case, case_files, load_case
 from mla_verify.devices import device_of_worker
 from mla_verify.errors import UsageError
+from mla_verify.isolation import Isolation
 from mla_verify.kernel import Kernel
 from mla_verify.registry import registered
 from mla_verify.replaying import Replayed, Replayer, is_case_of
@@ -19,7 +20,9 @@ from mla_verify.replaying import Replayed, Replayer, is_case_of
 __all__ = ["CaseItem", "case_items"]
 
 
-def case_items(session: pytest.Session, folder: Path, kernels: Sequence[Kernel], *, device: str) -> list[CaseItem]:
+def case_items(
+    session: pytest.Session, folder: Path, kernels: Sequence[Kernel], *, device: str, isolation: Isolation
+) -> list[CaseItem]:
     """One item per case in `folder`, by name; none where there is no such folder yet."""
     return [
         CaseItem.from_parent(
@@ -29,6 +32,7 @@ def case_items(session: pytest.Session, folder: Path, kernels: Sequence[Kernel],
             case_path=path,
             kernels=kernels,
             device=device,
+            isolation=isolation,
         )
         for path in (case_files([folder]) if folder.exists() else ())
     ]
@@ -37,11 +41,14 @@ def case_items(session: pytest.Session, folder: Path, kernels: Sequence[Kernel],
 class CaseItem(pytest.Item):
     """One saved case. It fails while the kernel still does, is skipped where the kernel cannot be run, and says why."""
 
-    def __init__(self, *, case_path: Path, kernels: Sequence[Kernel], device: str, **rest: Any) -> None:
+    def __init__(
+        self, *, case_path: Path, kernels: Sequence[Kernel], device: str, isolation: Isolation, **rest: Any
+    ) -> None:
         super().__init__(**rest)
         self.case_path = case_path
         self.kernels = kernels
         self.device = device
+        self.isolation: Isolation = isolation
 
     def runtest(self) -> None:
         """Run the case on the kernel that it was found with."""
@@ -53,7 +60,7 @@ class CaseItem(pytest.Item):
         if kernel is None:
             pytest.skip(f"found with {case.kernel[:200]!r}, which is not registered and was not named by --mla-kernel")
         replayer = Replayer(
-            device=device_of_worker(self.device, os.environ.get("PYTEST_XDIST_WORKER")), isolation="process"
+            device=device_of_worker(self.device, os.environ.get("PYTEST_XDIST_WORKER")), isolation=self.isolation
         )
         try:
             shown = replayer(self.case_path, case, kernel)

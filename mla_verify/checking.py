@@ -14,7 +14,7 @@ from mla_verify.check import check
 from mla_verify.crashes import crash_report, without_cases
 from mla_verify.databases import NO_DATABASES, Databases
 from mla_verify.devices import devices_of, resolve_device
-from mla_verify.errors import INTERRUPTED, ExitCode, UsageError
+from mla_verify.errors import INTERRUPTED, ExitCode
 from mla_verify.isolation import Isolation
 from mla_verify.kernel import Kernel
 from mla_verify.merging import merged
@@ -26,7 +26,7 @@ from mla_verify.reports.publishing import cases_of, publish
 from mla_verify.shards import Shard, run_shards
 from mla_verify.table import print_reports
 
-__all__ = ["CheckRequest", "check_targets", "isolation_named"]
+__all__ = ["CheckRequest", "check_targets"]
 
 _COMPILED: Final = 200
 _INTERPRETED: Final = 50  # every fault of a Triton kernel in the corpus shows within 13 (docs/scoreboard.md)
@@ -86,13 +86,6 @@ def check_targets(request: CheckRequest) -> int:
     counted = reports if request.targets else [report for report in reports if report.unavailable is None]
     code = exit_code_of(counted)
     return INTERRUPTED if interrupted and code != ExitCode.VIOLATION else code
-
-
-def isolation_named(word: str) -> Isolation:
-    """The isolation that a user asked for by name. Raises UsageError for another word."""
-    if word not in ("process", "none"):
-        raise UsageError(f"--isolation {word!r} is unknown; there are process and none")
-    return word
 
 
 def _in_turn(kernels: Sequence[Kernel], request: CheckRequest, cases: Path | None) -> list[Report]:

@@ -94,9 +94,10 @@ def check(
     json: AsJson = False,
 ) -> None:
     """Fuzz kernels on every clause of their contract. Exit code 0: all hold; 1: a violation."""
-    from mla_verify.checking import CheckRequest, check_targets, isolation_named
+    from mla_verify.checking import CheckRequest, check_targets
     from mla_verify.databases import Databases
     from mla_verify.interpreting import interpret_on
+    from mla_verify.isolation import isolation_named
 
     if examples is not None and examples < 1:
         raise UsageError(f"--examples must be at least 1, got {examples}")
@@ -144,8 +145,8 @@ def replay(
     json: AsJson = False,
 ) -> None:
     """Run saved cases again. Exit code 0: they pass now; 1: one still fails; 3: one cannot run here."""
-    from mla_verify.checking import isolation_named
     from mla_verify.interpreting import interpret_on
+    from mla_verify.isolation import isolation_named
     from mla_verify.replay_command import replay_command
 
     interpret_on(device)
@@ -181,10 +182,10 @@ def gate(
     json: AsJson = False,
 ) -> None:
     """For CI: saved cases first, then fuzzing on all cores. Exit code 0: all hold; 1: a violation."""
-    from mla_verify.checking import isolation_named
     from mla_verify.gating import GateRequest, seconds_of
     from mla_verify.gating import gate as run_gate
     from mla_verify.interpreting import interpret_on
+    from mla_verify.isolation import isolation_named
 
     if budget is not None and examples is not None:
         raise UsageError("give --budget or --examples, not both: one of them ends the search")

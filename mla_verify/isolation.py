@@ -19,9 +19,16 @@ from sanitizer.finding import Finding
 from sanitizer.sandbox import Death, Sandbox
 from strategies.serial import problem_to_json
 
-__all__ = ["Examiner", "InProcess", "Isolation", "Journal", "Sandboxed", "examiner_for"]
+__all__ = ["Examiner", "InProcess", "Isolation", "Journal", "Sandboxed", "examiner_for", "isolation_named"]
 
 Isolation = Literal["process", "none"]
+
+
+def isolation_named(word: str) -> Isolation:
+    """The isolation that a user asked for by name. Raises UsageError for another word."""
+    if word not in ("process", "none"):
+        raise UsageError(f"isolation {word!r} is unknown; there are process and none")
+    return word
 
 
 class Journal(Protocol):

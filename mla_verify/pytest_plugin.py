@@ -45,6 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--mla-device", dest="mla_device", default="cpu", metavar="DEVICE", help="cpu, cuda or cuda:N")
     group.addoption(
+        "--mla-isolation",
+        dest="mla_isolation",
+        default="process",
+        metavar="WHERE",
+        help="process: run kernels in a worker that they may take down; none: here, as for a debugger",
+    )
+    group.addoption(
         "--mla-shards", dest="mla_shards", type=int, default=4, metavar="N", help="items per kernel (for -n)"
     )
     group.addoption("--mla-seed", dest="mla_seed", type=int, default=None, metavar="SEED", help="the first item's seed")
@@ -78,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     from mla_verify.databases import open_database
     from mla_verify.errors import UsageError
+    from mla_verify.isolation import isolation_named
 
     for name, values in PROFILES.items():
         settings.register_profile(name, deadline=None, **values)
@@ -85,6 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--mla-shards must be at least 1, got {config.getoption('mla_shards')}")
     try:
         refuse_foreign_packages()
+        isolation_named(_option(config, "mla_isolation"))
         config.stash[_DATABASE] = open_database(
             _option(config, "mla_database"), shared=_option(config, "mla_shared_database")
         )
@@ -112,7 +121,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         from mla_verify.case_items import case_items
 
         kernels = list({item.kernel.target: item.kernel for item in fuzzing}.values())
-        items.extend(case_items(session, folder, kernels, device=_option(config, "mla_device")))
+        device, isolation = _option(config, "mla_device"), _option(config, "mla_isolation")
+        items.extend(case_items(session, folder, kernels, device=device, isolation=isolation))
     items.extend(fuzzing)
 
 
@@ -180,6 +190,7 @@ class KernelItem(pytest.Item):
             seed=seed + self.shard,
             device=device,
             workers=sharing(name, resolve_device(device), workers=count),
+            isolation=_option(self.config, "mla_isolation"),
             cases=_cases(self.config),
             database=self.config.stash[_DATABASE],
         )

@@ -57,11 +57,19 @@ def _smaller_decodes(problem: DecodeProblem) -> Iterator[DecodeProblem]:
     for name in _DECODE:
         for size in _below(getattr(problem, name)):
             yield _with(problem, name, size)
+    for size in _below(problem.page_size):
+        yield replace(problem, page_size=size, kv_lens=tuple(_in_pages_of(size, n, problem) for n in problem.kv_lens))
     # The rope half has no elements at its plainest.
     if problem.qk_rope_head_dim and problem.kv_lora_rank:
         yield replace(problem, qk_rope_head_dim=0)
     for size in _below(problem.qk_rope_head_dim):
         yield replace(problem, qk_rope_head_dim=size)
+
+
+def _in_pages_of(size: int, kv_len: int, problem: DecodeProblem) -> int:
+    """A length of as many pages of another size; the last one is full where it was."""
+    pages, rest = divmod(kv_len, problem.page_size)
+    return pages * size + min(rest, max(1, size - 1))
 
 
 def _with(problem: Any, name: str, value: object) -> Any:

@@ -78,6 +78,22 @@ def test_shards_are_spread_over_xdist_workers(folder: Path) -> None:
     assert "3 passed" in done.stdout
 
 
+def test_a_kernel_can_run_in_pytest_s_own_process(folder: Path) -> None:
+    """--mla-isolation none is for debuggers: no worker stands between; a word that is unknown is refused."""
+    (folder / "here.py").write_text(
+        "import os\n" + KERNELS + "\ndef here(x, w_uv, out, **_):\n    right(x, w_uv, out)\n"
+        "    with open('pids', 'a') as file:\n        file.write(f'{os.getpid()} {os.getppid()}\\n')\n"
+    )
+    options = ("--mla-kernel", "here.py:here", "--mla-contract", "up-projection", "--mla-shards", "1")
+    done = pytest_in(folder, *options, "--hypothesis-profile=dev", "--mla-isolation", "none")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (pid,) = set((folder / "pids").read_text().splitlines())
+    assert int(pid.split()[1]) == os.getpid()
+    refused = pytest_in(folder, *options, "--mla-isolation", "some")
+    assert refused.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "isolation 'some' is unknown; there are process and none" in refused.stdout + refused.stderr
+
+
 def test_an_unknown_kernel_is_a_usage_error(folder: Path) -> None:
     """pytest ends with its own exit code for wrong usage and our sentence."""
     done = pytest_in(folder, "--mla-kernel", "up_projection_dirct")

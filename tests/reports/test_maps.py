@@ -52,7 +52,7 @@ def printed(width: int, *, colour: bool = False) -> str:
 
 def test_a_check_keeps_the_map_of_its_smallest_problem() -> None:
     """A finding of a check has the map of its problem, and how it was shrunk to it."""
-    (found,) = check(kernel(tail_unwritten), examples=20, seed=3).findings
+    (found,) = check(kernel(tail_unwritten), examples=20, seed=2).findings
     (element_map,) = found.maps
     assert element_map.shape == (2, 1, 5)
     assert list(element_map.codes) == [State.RIGHT] * 8 + [State.UNWRITTEN] * 2
