@@ -104,8 +104,12 @@ def _without_constants() -> Generator[None, None, None]:
     if drawing is None:
         yield
         return
-    setattr(HypothesisProvider, _CONSTANT, lambda *_, **__: None)
+    setattr(HypothesisProvider, _CONSTANT, _none)
     try:
         yield
     finally:
         setattr(HypothesisProvider, _CONSTANT, drawing)
+
+
+def _none(*_: object, **__: object) -> None:
+    """No constant at all."""

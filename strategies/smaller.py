@@ -9,24 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from strategies.problems import DecodeProblem, Problem, UpProjectionProblem
+from strategies.problems import DecodeProblem, UpProjectionProblem
 from strategies.siblings import fitted
 
 __all__ = ["smaller"]
 
+P = TypeVar("P", bound=DecodeProblem | UpProjectionProblem)
 _SIZES: Final = (1, 2, 3)
 _SEEDS: Final = range(6)
 _UP_PROJECTION: Final = ("num_tokens", "num_heads", "kv_lora_rank", "v_head_dim")
 _DECODE: Final = ("num_heads", "kv_lora_rank", "page_size", "num_kv_splits")
 
 
-def smaller(problem: Problem) -> Iterator[Problem]:
+def smaller(problem: P) -> Iterator[P]:
     """Valid problems like a valid one, each with one size smaller, with its own values and those of the first seeds.
 
     Whether a kernel takes them has to be asked of its limits.
     """
+    every: Iterator[Any]
     if isinstance(problem, DecodeProblem):
         every = _smaller_decodes(problem)
     elif problem.out_layout.kind == "odd_singletons":
