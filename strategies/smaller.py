@@ -1,4 +1,4 @@
-"""Problems with one size at its smallest: what is left to try once Hypothesis has shrunk a problem.
+"""Problems with one size at its smallest, or at half: what is left to try once Hypothesis has shrunk a problem.
 
 Hypothesis walks down a menu as if what fails at an entry failed at the next one too, and stops where the entries just
 below pass: a length of 16 that fails where 15 and 8 do not may hide that 2 fails. And where it takes a rare value to
@@ -78,5 +78,6 @@ def _with(problem: Any, name: str, value: object) -> Any:
     return replace(problem, **{name: value})
 
 
-def _below(size: int) -> tuple[int, ...]:
-    return tuple(other for other in _SIZES if other < size)
+def _below(size: int) -> list[int]:
+    """The smallest sizes, and half of this one: a rare value takes a certain number of elements to come up."""
+    return sorted({*(other for other in _SIZES if other < size), size // 2} - {0})
