@@ -28,34 +28,38 @@ class SandboxRow:
     """Small problems, by the clock: two processes take part.
 
     check, sandboxed: milliseconds per example of a whole check with the kernel in this process, and in a worker,
-    between fences on a CPU; medians of several rounds. sandboxed_over_check: the second rate over the first. replacing:
-    milliseconds, median, from the kill of a worker until the next one has loaded the kernel.
+    between fences on a CPU; medians of several rounds. sandboxed_over_check: the second rate over the first.
+    with_sequences: as sandboxed, with the sequences of problems that only a worker is given. replacing: milliseconds,
+    median, from the kill of a worker until the next one has loaded the kernel.
     """
 
     contract: str
     check: float
     sandboxed: float
     sandboxed_over_check: float
+    with_sequences: float
     replacing: float
 
 
 def sandbox_row(kernel: Kernel, device: str) -> SandboxRow:
     """Measure one kernel, whose limits leave small problems only."""
-    rounds = [(_per_example(kernel, device, "none"), _per_example(kernel, device, "process")) for _ in range(_ROUNDS)]
-    inside, sandboxed = (statistics.median(column) for column in zip(*rounds, strict=True))
+    kinds: tuple[tuple[Isolation, bool], ...] = (("none", False), ("process", False), ("process", True))
+    rounds = [[_per_example(kernel, device, *kind) for kind in kinds] for _ in range(_ROUNDS)]
+    inside, sandboxed, in_turn = (statistics.median(column) for column in zip(*rounds, strict=True))
     return SandboxRow(
         contract=kernel.contract,
         check=round(1e3 * inside, 3),
         sandboxed=round(1e3 * sandboxed, 3),
         sandboxed_over_check=round(inside / sandboxed, 3),
+        with_sequences=round(1e3 * in_turn, 3),
         replacing=round(1e3 * _replacing(kernel, device), 1),
     )
 
 
-def _per_example(kernel: Kernel, device: str, isolation: Isolation) -> float:
+def _per_example(kernel: Kernel, device: str, isolation: Isolation, sequences: bool) -> float:
     """Seconds; everything is started and loaded once outside the count."""
-    check(kernel, examples=20, seed=0, device=device, isolation=isolation)
-    report = check(kernel, examples=_EXAMPLES, seed=0, device=device, isolation=isolation)
+    check(kernel, examples=20, seed=0, device=device, isolation=isolation, sequences=sequences)
+    report = check(kernel, examples=_EXAMPLES, seed=0, device=device, isolation=isolation, sequences=sequences)
     return report.seconds / report.examples
 
 
@@ -75,15 +79,16 @@ def _seconds_of(act: Callable[[], None]) -> float:
 
 def print_sandbox_rows(rows: list[dict[str, Any]], *, to: Console) -> None:
     """Print the rows as a table."""
-    columns = ("check", "sandboxed", "sandboxed/check", "replacing")
+    columns = ("check", "sandboxed", "sandboxed/check", "with sequences", "replacing")
     table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
     table.title = "small problems in a worker, ms per example by the clock"
     table.add_column("contract")
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
-        figures = (row["check"], row["sandboxed"], row["sandboxed_over_check"], row["replacing"])
+        figures = (row["check"], row["sandboxed"], row["sandboxed_over_check"], row["with_sequences"], row["replacing"])
         table.add_row(row["contract"], *(f"{figure:.2f}" for figure in figures))
     to.print(table)
     to.print(Text("sandboxed/check: rate in a worker process over the rate in this one", style="dim"))
+    to.print(Text("with sequences: those of the worker's own included, one of eight problems to 16", style="dim"))
     to.print(Text("replacing: ms, median, from the kill of a worker until its successor is ready", style="dim"))
