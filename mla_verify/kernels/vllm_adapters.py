@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mla_verify.kernel import Arithmetic, Kernel, KnownDeviation, Unavailable
-from mla_verify.kernels.onednn import AMX_SPREADS_INFINITY
+from mla_verify.kernels.onednn import AMX_DIVIDES_BY_STRIDE, AMX_SPREADS_INFINITY
 from mla_verify.registry import add
 from strategies.layouts import strides_of
 from strategies.limits import DecodeLimits, UpProjectionLimits
@@ -232,6 +232,7 @@ _V_UP_PROJ: Final = Kernel(
             reason="torch.bmm(out=…) does not look for output rows that share memory, stride 0 among them",
         ),
         AMX_SPREADS_INFINITY,
+        AMX_DIVIDES_BY_STRIDE,
     ),
     baseline="up_projection_copy",
 )
