@@ -56,7 +56,8 @@ AMX_SPREADS_INFINITY: Final = KnownDeviation(
     ),
 )
 
-# Seen with torch 2.13.0 at every size above the smallest; never with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16.
+# Seen with torch 2.13.0 at every size above the smallest, where x and the weight lie as oneDNN takes them; never with
+# ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16.
 AMX_DIVIDES_BY_STRIDE: Final = KnownDeviation(
     clause="survival",
     problems=_divides_by_0,
