@@ -328,17 +328,10 @@ class _Search:
             if searching:
                 shrinking_since = time.perf_counter()
             target = finding.clause
-            before = smallest.found_after if smallest is not None else self.tally.examples
-            found = self._reported(finding, problem)
-            smallest = replace(
-                found,
-                found_after=before,
-                history=_with(found.problem_text, smallest.history if smallest is not None else ()),
-                seconds=shrinking_since - self.began,
-            )
+            smallest = self._at(problem, finding, smallest)
             if self.aim is not None and not self.aim.shrink:
                 raise TimeUp
-            raise VIOLATIONS[finding.clause](finding, kernel=self.tally.kernel.name, problem=found.problem_text)
+            raise VIOLATIONS[finding.clause](finding, kernel=self.tally.kernel.name, problem=smallest.problem_text)
 
         key = f"{self.contract.name} {self.tally.kernel.name}{' invalid' if invalid else ''}"
         run = drawn_into(one_problem, problems, examples=examples, seed=seed, database=self._database(key), key=key)
@@ -374,7 +367,7 @@ class _Search:
                     left -= 1
                     finding = self._shown_twice(problem, found.clause)
                     if finding is not None:
-                        found = self._at(found, finding, problem)
+                        found = self._at(problem, finding, found)
                         break
                 else:
                     return found
@@ -388,11 +381,13 @@ class _Search:
         once = self._look_at(problem, searching=False, target=clause, invalid=False)
         return once and self._look_at(problem, searching=False, target=clause, invalid=False)
 
-    def _at(self, found: ReportedFinding, finding: Finding, problem: Any) -> ReportedFinding:
-        """A finding at another problem than the one where it has been seen so far."""
-        other = self._reported(finding, problem)
-        history = _with(other.problem_text, found.history)
-        return replace(other, found_after=found.found_after, history=history, seconds=found.seconds)
+    def _at(self, problem: Any, finding: Finding, before: ReportedFinding | None) -> ReportedFinding:
+        """A finding at a problem; `before`: the same one at the smallest problem that showed it so far."""
+        found = self._reported(finding, problem)
+        if before is None:
+            return replace(found, history=(found.problem_text,))
+        history = _with(found.problem_text, before.history)
+        return replace(found, found_after=before.found_after, history=history, seconds=before.seconds)
 
     def _database(self, key: str) -> ExampleDatabase | None:
         """The database of one round. What the rounds before have saved is not theirs to delete."""
