@@ -11,7 +11,7 @@ from typing import Final
 
 from mla_verify.cases import make_folder
 from mla_verify.check import check
-from mla_verify.crashes import crash_report, without_cases
+from mla_verify.crashes import shard_reports
 from mla_verify.databases import NO_DATABASES, Databases
 from mla_verify.devices import devices_of, resolve_device
 from mla_verify.errors import INTERRUPTED, ExitCode
@@ -132,23 +132,18 @@ def _at_a_time(
                 tell=tell,
                 databases=request.databases,
             )
-        reports: dict[int, Report] = {}
-        for place, shard in enumerate(shards):
-            kernel, done = kernels[shard.kernel], results.done.get(place)
-            if done is not None and not isinstance(done, Report):
-                done = crash_report(kernel, shard, done, folder, str(resolve_device(request.device)))
-            if done is None or results.interrupted:
-                done = merged(
-                    kernel,
-                    [] if done is None else [done],
-                    [],
-                    device=str(resolve_device(request.device)),
-                    seed=request.seed,
-                    nothing_ran="interrupted before any problem was run",
-                    interrupted=True,
-                )
-            reports[shard.kernel] = done if cases is not None else without_cases(done)
-    return [reports[index] for index in range(len(kernels))], results.interrupted
+        device = str(resolve_device(request.device))
+        reports: list[Report] = []
+        for index, kernel in enumerate(kernels):
+            done = shard_reports(
+                index, kernel, shards, results, folder=folder, device=device, cases_kept=cases is not None
+            )
+            if results.interrupted:
+                why = "interrupted before any problem was run"
+                merge = merged(kernel, done, [], device=device, seed=request.seed, nothing_ran=why, interrupted=True)
+                done = [merge]
+            reports += done
+    return reports, results.interrupted
 
 
 def _shard(index: int, kernel: Kernel, request: CheckRequest) -> Shard:

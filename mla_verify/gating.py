@@ -14,7 +14,7 @@ from typing import Final
 
 from mla_verify.cases import Case, case_files, load_case, make_folder
 from mla_verify.changes import changed_files, is_touched
-from mla_verify.crashes import crash_report, without_cases
+from mla_verify.crashes import shard_reports
 from mla_verify.devices import devices_of, resolve_device
 from mla_verify.errors import INTERRUPTED, ExitCode, UsageError
 from mla_verify.github_summary import github_summary_path, write_github_summary
@@ -181,13 +181,15 @@ def _report(
     device: str,
 ) -> Report:
     """One kernel's report, of its shards and its saved cases."""
-    parts: list[Report] = []
-    for place, shard in enumerate(shards):
-        done = so_far.results.done.get(place)
-        if shard.kernel == index and done is not None:
-            parts.append(done if isinstance(done, Report) else crash_report(kernel, shard, done, folder, device))
-    if request.cases is None and request.report is None:
-        parts = [without_cases(part) for part in parts]
+    parts = shard_reports(
+        index,
+        kernel,
+        shards,
+        so_far.results,
+        folder=folder,
+        device=device,
+        cases_kept=request.cases is not None or request.report is not None,
+    )
     interrupted = so_far.results.interrupted
     return merged(
         kernel,
