@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from mla_verify.cases import load_case
-
-ROOT: Final = Path(__file__).resolve().parent.parent
+from tests.running import ROOT, interrupted, running, wait_until
 
 KERNELS: Final = """
 import os, pathlib, time
@@ -123,24 +120,10 @@ def test_a_kernel_that_takes_its_search_down_costs_no_other_its_report(folder: P
 
 def test_ctrl_c_reports_what_was_seen_and_passes_nothing(folder: Path) -> None:
     """The whole group is interrupted, as by a terminal: no clause passes, exit code 130."""
-    process = subprocess.Popen(
-        command("my.py:tells_that_it_runs", "my.py:right", "--examples", "1000000"),
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (folder / "launched").exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    asked = command("my.py:tells_that_it_runs", "my.py:right", "--examples", "1000000")
+    with running(asked, cwd=folder) as process:
+        wait_until((folder / "launched").exists, process)
+        stdout, stderr = interrupted(process)
     assert process.returncode == 130, stdout + stderr
     assert "Traceback" not in stderr
     reports = json.loads(stdout)

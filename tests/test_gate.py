@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -33,6 +30,7 @@ from mla_verify.shards import SHARDS, shards_of
 from mla_verify.table import print_reports
 from sanitizer.finding import CLAUSES
 from strategies.problems import UpProjectionProblem
+from tests.running import interrupted, running, wait_until
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -182,43 +180,19 @@ def test_a_kernel_that_takes_the_gate_s_own_process_down_is_a_finding(repository
     assert list((repository / "cases" / "journal").iterdir()) == []
 
 
-def begun(process: subprocess.Popen[str], sign: Path) -> None:
-    """Wait until a kernel has been launched for the first time."""
-    deadline = time.monotonic() + 60
-    while not sign.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+GATE_OF_AN_HOUR: Final = (
+    *(sys.executable, "-m", "mla_verify", "gate", "first.py:mine"),
+    *("--budget", "1h", "--json", "--cases", "cases"),
+)
 
 
-@pytest.fixture
-def running(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A gate with an hour to go, as soon as its kernel has been launched; with the repository it runs in."""
-    broken = RIGHT.replace("    out.copy_", "    __import__('pathlib').Path('launched').touch()\n    out.copy_")
-    (repository / "first.py").write_text(broken)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mla_verify", "gate", "first.py:mine", "--budget", "1h", "--json", "--cases", "cases"],
-        cwd=repository,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        begun(process, repository / "launched")
-        yield process, repository
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def test_ctrl_c_ends_cleanly_with_what_was_found(running: tuple[subprocess.Popen[str], Path]) -> None:
+def test_ctrl_c_ends_cleanly_with_what_was_found(repository: Path) -> None:
     """The whole group is interrupted, as by a terminal: a report is printed, no clause passes, exit code 130."""
-    process, repository = running
-    os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    telling = RIGHT.replace("    out.copy_", "    __import__('pathlib').Path('launched').touch()\n    out.copy_")
+    (repository / "first.py").write_text(telling)
+    with running(GATE_OF_AN_HOUR, cwd=repository) as process:
+        wait_until((repository / "launched").exists, process)
+        stdout, stderr = interrupted(process)
     assert process.returncode == 130, stdout + stderr
     (report,) = json.loads(stdout)
     assert "pass" not in report["clauses"].values()
@@ -411,24 +385,9 @@ def test_files_asked_for_are_written(repository: Path) -> None:
 def test_ctrl_c_after_a_failure_reports_and_keeps_it(repository: Path) -> None:
     """What has been found makes it exit code 1, in the report and as a case."""
     (repository / "first.py").write_text(FAULTY)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mla_verify", "gate", "first.py:mine", "--budget", "1h", "--json", "--cases", "cases"],
-        cwd=repository,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not list((repository / "cases").glob("*.json")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    with running(GATE_OF_AN_HOUR, cwd=repository) as process:
+        wait_until(lambda: list((repository / "cases").glob("*.json")), process)
+        stdout, stderr = interrupted(process)
     assert process.returncode == 1, stdout + stderr
     (report,) = json.loads(stdout)
     assert report["clauses"]["coverage"] == "fail"
